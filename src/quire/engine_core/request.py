@@ -118,7 +118,8 @@ class Sequence:
         """From now on a row holds its tokens and numbers."""
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
         rows.use_adapter(self.row, self.request.message.adapter)
-        rows.keep_whole(self.row, self.request.whole_ranges)
+        if self.request.whole_ranges is not None:
+            rows.keep_whole(self.row, self.request.whole_ranges)
         rows.use_media(self.row, self.request.message.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
@@ -166,7 +167,9 @@ class Request:
         self.status = Status.WAITING
         self.is_final = message.is_final
         self.num_prompt_tokens = len(prompt) - (message.transfer.num_output_tokens if message.transfer else 0)
-        self.whole_ranges = WholeRanges([(one.start, one.end) for one in message.media if one.is_whole])
+        # tokens that see each other and are computed in one step, where there are any
+        whole = [(one.start, one.end) for one in message.media if one.is_whole]
+        self.whole_ranges = WholeRanges(whole) if whole else None
         self.max_total = 0
         self.is_private = is_private
         # what besides the tokens changes a block's content or its visibility
@@ -229,6 +232,15 @@ class Request:
     def longest(self) -> int:
         """Tokens of its longest sequence: the measure of its progress."""
         return max((sequence.num_known_tokens for sequence in self.sequences.values()), default=0)
+
+    @property
+    def longest_range(self) -> int:
+        """Tokens that must be computed in one step."""
+        return 0 if self.whole_ranges is None else self.whole_ranges.longest
+
+    def uncut_blocks(self, num_blocks: int, block_size: int) -> int:
+        """So many first blocks of its prompt, or as many fewer as it takes to cut no range."""
+        return num_blocks if self.whole_ranges is None else self.whole_ranges.blocks_back(num_blocks, block_size)
 
     @property
     def num_rows(self) -> int:

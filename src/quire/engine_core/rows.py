@@ -96,8 +96,7 @@ class Rows:
         self.adapter[row] = adapter
 
     def keep_whole(self, row: int, ranges: WholeRanges) -> None:
-        if ranges:
-            self.whole_ranges[row] = ranges
+        self.whole_ranges[row] = ranges
 
     def use_media(self, row: int, media: list[Media]) -> None:
         if media:

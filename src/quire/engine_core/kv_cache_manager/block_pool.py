@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChangeLog
-from quire.engine_core.kv_cache_manager.eviction import NOBODY, EvictionOrder, LeastRecentlyUsed
+from quire.engine_core.kv_cache_manager.eviction import NOBODY, ByShares, EvictionOrder, LeastRecentlyUsed
 from quire.observability.recorder import Recorder
 
 
@@ -43,6 +43,8 @@ class BlockPool:
         self._block_by_key: dict[BlockKey, int] = {}
         # count 0 and content known
         self._cached: EvictionOrder = LeastRecentlyUsed() if order is None else order
+        # told of names where it matters whose a block is
+        self._shares = order if isinstance(order, ByShares) else None
         self.num_evictions = 0
         # names that are not to be found any more, or under which another block is
         self.num_names_lost = 0
@@ -193,7 +195,8 @@ class BlockPool:
     def _name(self, block: int, key: BlockKey, owner: str) -> None:
         self._keys[block] = key
         self._block_by_key[key] = block
-        self._cached.named(block, owner)
+        if self._shares is not None:
+            self._shares.named(block, owner)
         if self.changes is not None:
             self.changes.named(key)
 
@@ -204,7 +207,8 @@ class BlockPool:
             self.num_names_lost += 1
             del self._block_by_key[key]
             self._keys[block] = None
-            self._cached.unnamed(block)
+            if self._shares is not None:
+                self._shares.unnamed(block)
             if self.changes is not None:
                 self.changes.unnamed(key)
 
@@ -243,7 +247,8 @@ class BlockPool:
         assert list(map(key_of, named)) == list(self._block_by_key), "keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
         assert None not in map(key_of, self._cached), "a cached block has no key"
-        self._cached.check_invariants(named)
+        if self._shares is not None:
+            self._shares.check_invariants(named)
         assert self.keeps_contents or not len(self._cached), "contents are cached that nobody may find"
 
     def _evict(self) -> int:

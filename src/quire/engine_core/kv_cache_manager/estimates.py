@@ -94,7 +94,7 @@ class Estimates:
         of_prompt = 0
         if not self._manager.may_miss_siblings:
             num_full = max(0, request.num_prompt_tokens - 1) // self._block_size
-            of_prompt = request.whole_ranges.blocks_back(num_full, self._block_size) * len(self._groups)
+            of_prompt = request.uncut_blocks(num_full, self._block_size) * len(self._groups)
         return request.num_sequences * of_one - (request.num_sequences - 1) * of_prompt
 
     def pinned_hits(self, sequence: Sequence) -> int:
@@ -183,4 +183,4 @@ class Estimates:
             theirs = self._hasher.hashes(other, other.num_known_tokens // self._block_size)
             # chained: where two hashes are equal, so are all before them
             best = max(best, common_length(hashes, theirs))
-        return sequence.request.whole_ranges.blocks_back(best, self._block_size)
+        return sequence.request.uncut_blocks(best, self._block_size)

@@ -19,7 +19,7 @@ NOBODY = ""
 
 
 class EvictionOrder(Protocol):
-    """The cached blocks, and who has named which."""
+    """The cached blocks."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[int]: ...
@@ -29,14 +29,10 @@ class EvictionOrder(Protocol):
 
     def __delitem__(self, block: int) -> None: ...
     def clear(self) -> None:
-        """Nothing is cached, and no block has a name."""
+        """Nothing is cached, and no block has a name any more."""
 
     def evicted(self) -> int:
         """The one that goes; it is cached no more."""
-
-    def named(self, block: int, owner: str) -> None: ...
-    def unnamed(self, block: int) -> None: ...
-    def check_invariants(self, named: list[int]) -> None: ...
 
 
 def eviction_order(num_blocks: int, share: float | None) -> EvictionOrder:
@@ -49,15 +45,6 @@ class LeastRecentlyUsed(OrderedDict[int, None]):
 
     def evicted(self) -> int:
         return self.popitem(last=False)[0]
-
-    def named(self, block: int, owner: str) -> None:
-        """Nobody asks."""
-
-    def unnamed(self, block: int) -> None:
-        """Nobody asks."""
-
-    def check_invariants(self, named: list[int]) -> None:
-        """There is nothing beside the order."""
 
 
 class ByShares:

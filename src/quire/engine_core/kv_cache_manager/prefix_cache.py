@@ -151,7 +151,7 @@ class PrefixCache:
         hashes = self.hasher.hashes(sequence, limit)
         length = self._pool.length_of_chain(0, hashes)
         found = self._nothing
-        if whole := sequence.request.whole_ranges.blocks_back(length, self._block_size):
+        if whole := sequence.request.uncut_blocks(length, self._block_size):
             num_tokens = whole * self._block_size
             found = ComputedBlocks(num_tokens, [self._blocks_of(0, hashes, whole)], num_without_state=num_tokens)
         sequence.last_hit = KnownHit(self._pool.num_names_lost, limit, length, found)
@@ -333,7 +333,6 @@ class PrefixCache:
         """Blocks of the longest prefix that all groups can serve, and of the one that those with tokens can: one pass
         over the hashes, for any mix of windows. None that ends where the request may not be cut."""
         request_id = request.request_id
-        ranges = request.whole_ranges
         run_lengths = [0] * len(self._attention)
         longest = reached = 0
         for index, content in enumerate(hashes):
@@ -343,7 +342,7 @@ class PrefixCache:
                     return longest, reached
                 run_lengths[number] = run_lengths[number] + 1 if is_there else 0
             length = index + 1
-            if ranges and ranges.blocks_back(length, self._block_size) < length:
+            if request.uncut_blocks(length, self._block_size) < length:
                 continue
             if all(
                 run >= length - self._first_block(n, length * self._block_size) for n, run in enumerate(run_lengths)

@@ -72,7 +72,7 @@ class LongPrefill(Constraint):
     threshold: int
 
     def reason_to_refuse(self, request: Request) -> str | None:
-        longest = request.whole_ranges.longest
+        longest = request.longest_range
         if longest <= self.threshold:
             return None
         return (
@@ -141,7 +141,7 @@ class Uncut(Constraint):
     max_num_batched_tokens: int
 
     def reason_to_refuse(self, request: Request) -> str | None:
-        longest = request.whole_ranges.longest
+        longest = request.longest_range
         if longest <= self.max_num_batched_tokens:
             return None
         return (

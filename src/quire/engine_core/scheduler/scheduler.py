@@ -303,7 +303,8 @@ class Scheduler:
             num_remaining = self.admission_control.num_remaining(request)
             num_ahead = int(wanted[keys <= self.policy.key(request.priority, num_remaining)].sum())
             left = self.max_num_batched_tokens - num_promised - num_ahead - taken
-            least = request.whole_ranges.length_at(request.longest - num_remaining)
+            ranges = request.whole_ranges
+            least = 1 if ranges is None else ranges.length_at(request.longest - num_remaining)
             if left < least or not self.admission_control.may_start(request):
                 break
             taken += min(num_remaining, left)
