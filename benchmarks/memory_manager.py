@@ -16,6 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from instant_executor import InstantExecutor
 
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.lifecycle import WorkerChanges
-from quire.messages import EngineRequest
+from quire.messages import EngineRequest, SchedulerOutput
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 from quire.worker.kernels import copy_blocks
@@ -161,7 +162,7 @@ def watch_manager(core: CoreUnderTest) -> list[float]:
 
         return call
 
-    for name in ("allocate_slots", "name_granted", "get_computed_blocks", "take_moves"):
+    for name in ("allocate_slots", "name_granted", "get_computed_blocks", "take_moves_into"):
         setattr(core.manager, name, watched(getattr(core.manager, name)))
     core.manager.estimates.blocks_to_come = watched(core.manager.estimates.blocks_to_come)  # type: ignore[method-assign]
     return spent
@@ -217,11 +218,11 @@ def verb_times(length: int, repeats: int) -> dict[str, Times]:
         del manager.fork
         child = request.sequences[1]
         times["first write after it"].append(microseconds(lambda child=child: manager.allocate_slots(child, 1)))
-        manager.take_moves()
+        manager.take_moves_into(SchedulerOutput(step=1))
         times["free of a fork"].append(microseconds(lambda child=child: manager.free(child)))
         lifecycle._remove(child)
         lifecycle.changes = WorkerChanges()
-        manager.take_moves()
+        manager.take_moves_into(SchedulerOutput(step=1))
         hit = new_sequence(core, request_of(1000 + repeat, length, content=0))
         times["prefix look-up, a hit"].append(microseconds(lambda hit=hit: manager.get_computed_blocks(hit)))
         times["prefix look-up, hashes known"].append(microseconds(lambda hit=hit: manager.get_computed_blocks(hit)))
@@ -260,7 +261,7 @@ def begin_again(core: CoreUnderTest, sequence: Sequence) -> None:
     num_computed = sequence.num_computed_tokens
     computed = core.manager.get_computed_blocks(sequence)
     assert core.manager.allocate_slots(sequence, num_computed - computed.num_tokens, computed)
-    core.manager.take_moves()
+    core.manager.take_moves_into(SchedulerOutput(step=1))
 
 
 # ---------------------------------------------------------------------------------------------- swapping
@@ -274,10 +275,10 @@ def swap_times(length: int, repeats: int) -> dict[str, Times]:
     for _ in range(repeats):
         times["swap or recompute?"].append(microseconds(lambda: manager.estimates.what_would_be_lost(request)))
         times["swap out"].append(microseconds(lambda: manager.swap_out(request)))
-        manager.take_moves()
+        manager.take_moves_into(SchedulerOutput(step=1))
         manager.reset_prefix_cache()  # else nothing would have to move
         times["swap in"].append(microseconds(lambda: manager.swap_in(request)))
-        times["listing the moves"].append(microseconds(manager.take_moves))
+        times["listing the moves"].append(microseconds(partial(manager.take_moves_into, SchedulerOutput(step=1))))
         sequence = only_sequence(request)
         manager.name_granted(sequence, sequence.num_computed_tokens)
     return times

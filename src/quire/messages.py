@@ -22,7 +22,16 @@ from quire.thought_marks import ThoughtMarks
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # In SchedulerOutput.step_data: how many tokens to propose behind each row of the step, if it samples.
 NUM_DRAFTS = "num_drafts"
-_NO_INTS: IntArray = np.empty(0, dtype=np.int64)
+
+
+def no_columns(width: int) -> IntArray:
+    """A table of so many rows, and nothing in it."""
+    return np.empty((width, 0), dtype=np.int64)
+
+
+# Nobody can change what has no entries, so all share them.
+NO_INTS: IntArray = np.empty(0, dtype=np.int64)
+NO_PAIRS = no_columns(2)
 
 # A request and the index of its sequence fit into one number, so that a step's output is two columns.
 MOST_SEQUENCES = 1 << 10
@@ -59,10 +68,6 @@ def split_sequence_ids(sequence_ids: IntArray) -> tuple[list[int], list[int]]:
 
 def int_array(values: Any) -> IntArray:
     return np.asarray(values, dtype=np.int64)
-
-
-def no_ints() -> IntArray:
-    return _NO_INTS
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -242,8 +247,8 @@ class EngineOutputs(Message):
     """What one step brought: token_ids[i] belongs to sequence_ids[i]; a sequence may occur more than once, in order."""
 
     step: int
-    sequence_ids: np.ndarray = msgspec.field(default_factory=no_ints)
-    token_ids: np.ndarray = msgspec.field(default_factory=no_ints)
+    sequence_ids: np.ndarray = NO_INTS
+    token_ids: np.ndarray = NO_INTS
     starts: list[SequenceStart] = []
     ends: list[SequenceEnd] = []
     logprobs: list[SequenceLogprobs] = []
@@ -360,15 +365,15 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     progress: list[tuple[int, int]] = []
     appended: list[AppendedTokens] = []
     # columns (group, row, index in the block table, block id), shape [4, n]
-    block_writes: np.ndarray = msgspec.field(default_factory=lambda: np.empty((4, 0), dtype=np.int64))
+    block_writes: np.ndarray = no_columns(4)
     # columns (block, host block): written to swap space before anything else touches the cache in this step
-    swapped_out: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    swapped_out: np.ndarray = NO_PAIRS
     # columns (host block, block): brought back, before the copies
-    swapped_in: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    swapped_in: np.ndarray = NO_PAIRS
     # columns (source block, destination block), shape [2, n]: all copied before any write of this step
-    block_copies: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
-    rows: np.ndarray = msgspec.field(default_factory=no_ints)
-    num_tokens: np.ndarray = msgspec.field(default_factory=no_ints)
+    block_copies: np.ndarray = NO_PAIRS
+    rows: np.ndarray = NO_INTS
+    num_tokens: np.ndarray = NO_INTS
     step_data: dict[str, Any] = {}
 
     @property
@@ -400,8 +405,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     """token_ids[i] was sampled for rows[i]; a row may occur more than once, in order (speculation)."""
 
     step: int
-    rows: np.ndarray = msgspec.field(default_factory=no_ints)
-    token_ids: np.ndarray = msgspec.field(default_factory=no_ints)
+    rows: np.ndarray = NO_INTS
+    token_ids: np.ndarray = NO_INTS
     logprobs: dict[int, list[TokenLogprobs]] = {}
     # of the prompt positions computed in this step; the first prompt token has none
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -413,9 +418,9 @@ class StepOutput(msgspec.Struct, kw_only=True):
     blamed: list[int] = []  # those of them that failed by what their requests asked for
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
     # after the step, new drafts included, of rows that had drafts before it, were asked for some, or get a token later
-    speculated: np.ndarray = msgspec.field(default_factory=lambda: np.empty((5, 0), dtype=np.int64))
+    speculated: np.ndarray = no_columns(5)
     # rows that have computed all they had and get their token in a later step
-    late: np.ndarray = msgspec.field(default_factory=no_ints)
+    late: np.ndarray = NO_INTS
     counts: dict[str, int] = {}  # of STEP_COUNTS, what was not 0
 
 

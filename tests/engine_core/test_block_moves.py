@@ -12,13 +12,19 @@ from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Sequence
-from quire.messages import int_array
+from quire.messages import SchedulerOutput, int_array
 from quire.testing.core import FULL
 
 
 @pytest.fixture
 def pool() -> BlockPool:
     return BlockPool(4)
+
+
+def taken_from(moves: BlockMoves) -> SchedulerOutput:
+    step = SchedulerOutput(step=1)
+    moves.take_into(step)
+    return step
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def test_a_source_is_kept_until_its_copy_has_run(pool: BlockPool, moves: BlockMo
     moves.copy(source, target)
     moves.release(int_array([source]))
     assert pool.num_available == 2
-    assert moves.take().block_copies.T.tolist() == [[source, target]]
+    assert taken_from(moves).block_copies.T.tolist() == [[source, target]]
     assert pool.num_available == 3
 
 
@@ -45,7 +51,7 @@ def test_a_source_whose_copies_are_all_given_up_is_there_at_once(pool: BlockPool
     assert pool.num_available == 2, "the second copy still reads it"
     moves.release(int_array([second]))
     assert pool.num_available == 4
-    assert moves.take().block_copies.size == 0
+    assert taken_from(moves).block_copies.size == 0
 
 
 def test_what_was_to_be_swapped_into_such_a_source_is_not_moved(pool: BlockPool, moves: BlockMoves) -> None:
@@ -54,7 +60,7 @@ def test_what_was_to_be_swapped_into_such_a_source_is_not_moved(pool: BlockPool,
     moves.copy(source, target)
     moves.release(int_array([source, target]))
     assert pool.num_available == 4
-    taken = moves.take()
+    taken = taken_from(moves)
     assert taken.swapped_in.size == taken.block_copies.size == 0
 
 
@@ -65,9 +71,9 @@ def test_of_a_row_that_is_let_go_no_entry_is_left(moves: BlockMoves) -> None:
     moves.drop_writes(1)
     moves.drop_writes(3)
     moves.write(0, 1, 0, [16])
-    assert moves.take().block_writes.T.tolist() == [[0, 0, 5, 10], [0, 2, 6, 12], [0, 2, 7, 15], [0, 1, 0, 16]]
+    assert taken_from(moves).block_writes.T.tolist() == [[0, 0, 5, 10], [0, 2, 6, 12], [0, 2, 7, 15], [0, 1, 0, 16]]
     moves.drop_writes(1)
-    assert moves.take().block_writes.shape == (4, 0)
+    assert taken_from(moves).block_writes.shape == (4, 0)
 
 
 def test_a_host_block_that_is_read_in_this_step_is_not_filled_in_it(pool: BlockPool, moves: BlockMoves) -> None:
@@ -77,7 +83,7 @@ def test_a_host_block_that_is_read_in_this_step_is_not_filled_in_it(pool: BlockP
     sequence = SimpleNamespace(num_computed_tokens=4, block_tables=[BlockTable([block])], host_tables=[])
     request: Any = SimpleNamespace(sequences={0: sequence})
     swap.swap_out(request, [FULL], block_size=4)
-    moves.take()
+    taken_from(moves)
     swap.settle()
     ((host_block,),) = sequence.host_tables
     moves.swap_in(host_block, block)
@@ -85,6 +91,6 @@ def test_a_host_block_that_is_read_in_this_step_is_not_filled_in_it(pool: BlockP
     assert not swap.has_room_for(1)
     assert swap.num_used == 0, "nobody holds it, also if no step comes"
     swap.check_invariants([])
-    moves.take()
+    taken_from(moves)
     swap.settle()
     assert swap.has_room_for(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from quire.engine_core.request import Sequence
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.messages import no_ints
+from quire.messages import NO_PAIRS, SchedulerOutput
 from quire.testing.simulator.workload import random_sizes, with_states
 from quire.testing.soak import FIRST_SEED, run_seed
 
@@ -85,12 +84,13 @@ def no_copy_on_write(_: Method) -> Method:
 def moves_late(names: tuple[str, ...]) -> Callable[[Method], Method]:
     """Columns of one step are sent with the next one."""
 
-    def breaking(take: Method) -> Method:
-        def broken(self: BlockMoves) -> Any:
-            taken = take(self)
-            late = getattr(self, "late", None) or taken
+    def breaking(take_into: Method) -> Method:
+        def broken(self: BlockMoves, step: SchedulerOutput) -> None:
+            take_into(self, step)
+            taken = {name: getattr(step, name) for name in names}
+            for name, columns in (getattr(self, "late", None) or taken).items():
+                setattr(step, name, columns)
             self.late = taken  # type: ignore[attr-defined]
-            return replace(taken, **{name: getattr(late, name) for name in names})
 
         return broken
 
@@ -98,14 +98,21 @@ def moves_late(names: tuple[str, ...]) -> Callable[[Method], Method]:
 
 
 def moves_dropped(name: str) -> Callable[[Method], Method]:
-    return lambda take: lambda self: replace(take(self), **{name: no_ints().reshape(2, 0)})
+    def breaking(take_into: Method) -> Method:
+        def broken(self: BlockMoves, step: SchedulerOutput) -> None:
+            take_into(self, step)
+            setattr(step, name, NO_PAIRS)
+
+        return broken
+
+    return breaking
 
 
-def swapped_into_each_others_blocks(take: Method) -> Method:
-    def broken(self: BlockMoves) -> Any:
-        taken = take(self)
-        hosts, blocks = taken.swapped_in
-        return replace(taken, swapped_in=np.stack([hosts, blocks[::-1]]))
+def swapped_into_each_others_blocks(take_into: Method) -> Method:
+    def broken(self: BlockMoves, step: SchedulerOutput) -> None:
+        take_into(self, step)
+        hosts, blocks = step.swapped_in
+        step.swapped_in = np.stack([hosts, blocks[::-1]])
 
     return broken
 
@@ -361,14 +368,14 @@ BREAKAGES: dict[str, Breakage] = {
         write_without_asking_after_a_fork,
     ),
     "copy-on-write skipped": ("a shared block is written", KVCacheManager, "_shared_at", no_copy_on_write),
-    "copy after write": ("copies run a step late", BlockMoves, "take", moves_late(("block_copies",))),
-    "copy dropped": ("copies are not sent", BlockMoves, "take", moves_dropped("block_copies")),
-    "table entries late": ("block tables are a step behind", BlockMoves, "take", moves_late(("block_writes",))),
-    "swap-out dropped": ("nothing is written to swap space", BlockMoves, "take", moves_dropped("swapped_out")),
+    "copy after write": ("copies run a step late", BlockMoves, "take_into", moves_late(("block_copies",))),
+    "copy dropped": ("copies are not sent", BlockMoves, "take_into", moves_dropped("block_copies")),
+    "table entries late": ("block tables are a step behind", BlockMoves, "take_into", moves_late(("block_writes",))),
+    "swap-out dropped": ("nothing is written to swap space", BlockMoves, "take_into", moves_dropped("swapped_out")),
     "swap-in to a wrong block": (
         "blocks come back in each other's place",
         BlockMoves,
-        "take",
+        "take_into",
         swapped_into_each_others_blocks,
     ),
     "row released late": ("the worker hears of the end a step late", Scheduler, "_decided", releases_late),

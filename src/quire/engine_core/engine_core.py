@@ -18,6 +18,7 @@ from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
 from quire.messages import (
+    NO_INTS,
     AbortRequests,
     CacheChanged,
     EngineOutputs,
@@ -26,7 +27,6 @@ from quire.messages import (
     ExtendRequest,
     IntArray,
     SchedulerOutput,
-    no_ints,
 )
 
 ControlOperation = Callable[..., Any]
@@ -144,7 +144,7 @@ class EngineCore:
         """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens. For whoever
         knows without a worker what the steps sample, and what they take."""
         if self._in_flight or self._on_step is not _tell_nobody:
-            return no_ints(), 0
+            return NO_INTS, 0
         return self.scheduler.steady_horizon()
 
     def advance(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, EngineOutputs]:

@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.request import Request
-from quire.messages import IntArray, int_array
-
-
-@dataclass(frozen=True)
-class TakenMoves:
-    """Columns, as SchedulerOutput has them."""
-
-    block_writes: IntArray
-    swapped_out: IntArray
-    swapped_in: IntArray
-    block_copies: IntArray
+from quire.messages import IntArray, SchedulerOutput, int_array
 
 
 class BlockMoves:
@@ -142,32 +131,32 @@ class BlockMoves:
             self.late_releases.remove(source)
             self._release_one(source)
 
-    def take(self) -> TakenMoves:
-        """Everything since the last call; it belongs to one step."""
-        writes = _columns(self._writes, 4)
-        taken = TakenMoves(
-            block_writes=np.concatenate([*self._write_columns, writes], axis=1) if self._write_columns else writes,
-            swapped_out=_columns([(block, host) for host, block in self._block_by_host_block.items()], 2),
-            swapped_in=_columns([(host, block) for block, host in self._host_block_by_block.items()], 2),
-            block_copies=_columns([(source, target) for target, source in self._source_by_copy.items()], 2),
-        )
-        self.num_swapped_out += len(self._block_by_host_block)
-        self.num_swapped_in += len(self._host_block_by_block)
-        late = self.late_releases
-        self._write_columns = []
-        self._writes = []
-        self._block_by_host_block = {}
-        self._host_block_by_block = {}
-        self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
+    def take_into(self, step: SchedulerOutput) -> None:
+        """Everything since the last call belongs to this step."""
+        if self._write_columns or self._writes:
+            columns = [*self._write_columns, _columns(self._writes)] if self._writes else self._write_columns
+            step.block_writes = np.concatenate(columns, axis=1)
+            self._write_columns = []
+            self._writes = []
+        if self._block_by_host_block:
+            step.swapped_out = _columns((block, host) for host, block in self._block_by_host_block.items())
+            self.num_swapped_out += len(self._block_by_host_block)
+            self._block_by_host_block = {}
+        if self._host_block_by_block:
+            step.swapped_in = _columns((host, block) for block, host in self._host_block_by_block.items())
+            self.num_swapped_in += len(self._host_block_by_block)
+            self._host_block_by_block = {}
+        if self._source_by_copy:
+            step.block_copies = _columns((source, target) for target, source in self._source_by_copy.items())
+            self._source_by_copy = {}
+        # also of what was given up again before this step
         self._host_blocks_read.clear()
+        self._num_reads.clear()
+        late = self.late_releases
         if late:
+            self.late_releases = []
             self._pool.release(int_array(late))
-        return taken
 
 
-def _columns(
-    rows: list[tuple[int, ...]] | list[tuple[int, int]] | list[tuple[int, int, int, int]], width: int
-) -> IntArray:
-    if not rows:  # most of the time
-        return np.empty((width, 0), dtype=np.int64)
-    return np.ascontiguousarray(int_array(rows).T)
+def _columns(rows: Iterable[tuple[int, ...]]) -> IntArray:
+    return np.ascontiguousarray(int_array(list(rows)).T)

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import IntArray, int_array, no_ints
+from quire.messages import NO_INTS, IntArray, int_array
 
 
 class Holder(Protocol):
@@ -38,7 +38,7 @@ def holdings_of(holders: Sequence[Holder], groups: Sequence[KVGroup], block_size
     """Every entry of every block table."""
     tables = [(number, table.blocks) for number, holder in enumerate(holders) for table in holder.block_tables]
     if not tables:
-        return Holdings(no_ints(), no_ints(), no_ints())
+        return Holdings(NO_INTS, NO_INTS, NO_INTS)
     lengths = int_array([len(blocks) for _, blocks in tables])
     holder = np.repeat(int_array([number for number, _ in tables]), lengths)
     block = np.concatenate([blocks for _, blocks in tables])

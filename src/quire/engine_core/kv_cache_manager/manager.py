@@ -1,7 +1,7 @@
 """The KV cache manager (3.4.2, 4.2.2): block tables on demand, copy-on-write, prefix cache, swap space.
 
 Owns the pool and decides what every block table says. It never decides who runs: the scheduler asks, and gets blocks
-or None. What changed since the last step is collected here and fetched once a step by `take_moves`.
+or None. What changed since the last step is collected here and fetched once a step by `take_moves_into`.
 
     sequence.block_tables[group]:  [ 7 | 1 | 3 ]         physical blocks, filled from left to right
                                      |   |   `- last block, partly filled: the only waste (3.4.3)
@@ -19,7 +19,7 @@ import numpy as np
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
 from quire.engine_core.kv_cache_manager.block_map import BlockMap, map_of
-from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.checkpoints import Entry, StateCheckpoints
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
@@ -36,7 +36,7 @@ from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
 from quire.failpoints import failpoint
-from quire.messages import IntArray, int_array
+from quire.messages import IntArray, SchedulerOutput, int_array
 
 
 class KVCacheManager:
@@ -411,14 +411,13 @@ class KVCacheManager:
 
     # ------------------------------------------------------------------------------------------ per step
 
-    def take_moves(self) -> TakenMoves:
-        """What changed since the last call; it belongs to one step."""
+    def take_moves_into(self, step: SchedulerOutput) -> None:
+        """What changed since the last call belongs to this step."""
         self._left = []
-        taken = self.moves.take()
+        self.moves.take_into(step)
         if self.swap.late_releases:
             self.swap.settle()
         self.cache.step_decided()
-        return taken
 
     def step_settled(self) -> None:
         """The results of the earliest step that was decided are there."""

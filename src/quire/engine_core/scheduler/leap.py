@@ -17,7 +17,7 @@ from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.running import StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
-from quire.messages import IntArray, no_ints
+from quire.messages import NO_INTS, IntArray
 from quire.observability.recorder import Recorder
 
 # So far one looks ahead: more would be priced in vain, because somebody comes.
@@ -54,7 +54,7 @@ class Leap:
     def horizon(self, step: int) -> tuple[IntArray, int]:
         """(rows, steps): these rows get a token each in every one of so many steps. `step`: of those that were
         decided."""
-        nothing = no_ints(), 0
+        nothing = NO_INTS, 0
         if not self._is_possible or self._in_flight or self._has_news():
             return nothing
         rows = self._running.rows_in_order()

@@ -19,6 +19,7 @@ from quire.engine_core.scheduler.lifecycle import ClientEvents, Lifecycle
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
 from quire.messages import (
+    NO_INTS,
     STEP_COUNTS,
     EngineOutputs,
     IntArray,
@@ -27,7 +28,6 @@ from quire.messages import (
     StepOutput,
     TokenLogprobs,
     int_array,
-    no_ints,
 )
 
 
@@ -295,7 +295,7 @@ class Results:
 def _numbers_in_runs(rows: IntArray) -> IntArray:
     """0, 1, 2 ... within each run of equal rows."""
     if not len(rows):
-        return no_ints()
+        return NO_INTS
     index = np.arange(len(rows))
     is_first: npt.NDArray[np.bool_] = np.concatenate([[True], rows[1:] != rows[:-1]])
     numbers: IntArray = index - np.maximum.accumulate(np.where(is_first, index, 0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
-from quire.messages import IntArray, int_array, no_ints
+from quire.messages import NO_INTS, IntArray, int_array
 
 
 class Running:
@@ -23,7 +23,7 @@ class Running:
         self.num_reserved_rows = 0
         self._rows = rows
         self._sequences: list[Sequence | None] = [None] * rows.num_rows
-        self._rows_in_order: IntArray | None = no_ints()
+        self._rows_in_order: IntArray | None = NO_INTS
 
     def join(self, request: Request) -> None:
         request.become(Status.RUNNING)

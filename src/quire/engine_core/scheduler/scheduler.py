@@ -193,7 +193,6 @@ class Scheduler:
         self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
         changes = self.lifecycle.changes
         self.lifecycle.changes = WorkerChanges()
-        moves = self.manager.take_moves()
         decision = SchedulerOutput(
             step=self._num_steps,
             forked=changes.forked,
@@ -201,14 +200,11 @@ class Scheduler:
             admitted=changes.admitted,
             progress=list(changes.progress.items()),
             appended=[entry for entries in changes.appended.values() for entry in entries],
-            block_writes=moves.block_writes,
-            swapped_out=moves.swapped_out,
-            swapped_in=moves.swapped_in,
-            block_copies=moves.block_copies,
             rows=rows,
             num_tokens=num_tokens,
             step_data=step_data,
         )
+        self.manager.take_moves_into(decision)
         self.recorder.decided(decision)
         return decision
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.messages import IntArray, StepOutput, no_ints
+from quire.messages import NO_INTS, IntArray, StepOutput
 from quire.worker.input_batch import InputBatch
 from quire.worker.sampler.processors import RowFeature
 from quire.worker.staging import Array
@@ -25,9 +25,9 @@ class Sampled:
     def __init__(self) -> None:
         self.output = StepOutput(step=-1)
         # how many tokens are before each of the output's
-        self.lengths: IntArray = no_ints()
+        self.lengths: IntArray = NO_INTS
         # rows that computed what they had and get their token later: nothing of them counts
-        self.late: IntArray = no_ints()
+        self.late: IntArray = NO_INTS
 
     def fail(self, row: int, reason: str, *, is_not_finite: bool = False) -> None:
         """The row gets nothing of this step. Unless the numbers were not finite, its request is to blame: the engine

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.failpoints import failpoint, is_armed
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array, no_ints
+from quire.messages import NO_INTS, AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array
 from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
 from quire.worker.kernels import gather_logits
@@ -150,7 +150,7 @@ class Sampler(StepMember):
     def _late_among(self, rows_N: IntArray) -> IntArray:
         """Each once."""
         if not self.beside.late:
-            return no_ints()
+            return NO_INTS
         late = self.beside.late.intersection(rows_N.tolist())
         return int_array(sorted(late))
 

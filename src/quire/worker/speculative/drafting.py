@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 from torch import Tensor
 
-from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, no_ints
+from quire.messages import NO_INTS, NUM_DRAFTS, IntArray, SchedulerOutput
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.speculative.proposer import FinishedStep, NoProposer, Proposer
@@ -94,7 +94,7 @@ class Drafting(StepMember):
     def _asked(self, rows: IntArray, asked: IntArray | None, sampled_rows: IntArray) -> tuple[IntArray, IntArray]:
         """Rows that sampled and are asked for drafts, and for how many: no more than there is room for."""
         if asked is None:
-            return no_ints(), no_ints()
+            return NO_INTS, NO_INTS
         table = self._table
         room = table.token_ids.shape[1] - 1 - table.num_total[rows]
         # a chunk that ended before the last draft has sampled nothing: its other drafts are still there
