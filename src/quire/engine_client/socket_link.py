@@ -173,7 +173,7 @@ class SocketLink:
 
     def _received(self) -> list[ToClient]:
         messages = self._incoming.take()
-        if messages:
+        if messages and self._resources.folder is not None:
             # both sides have met
             self._resources.remove_folder()
         return messages
