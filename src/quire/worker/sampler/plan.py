@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.messages import IntArray
-from quire.worker.sampler.choose import rows_in_slice
+from quire.worker.sampler.choose import RowDraws, RowSettings, rows_in_slice
 from quire.worker.sampler.logprobs import SampledLogprobs
 from quire.worker.sampler.processors import LogitsProcessor
-from quire.worker.sampler.settings import RowDraws, RowSettings
 from quire.worker.staging import to_device
 
 

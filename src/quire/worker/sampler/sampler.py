@@ -25,13 +25,12 @@ from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.beside import BesideSteps
 from quire.worker.sampler.candidates import read_candidates
-from quire.worker.sampler.choose import choose_tokens
+from quire.worker.sampler.choose import RowSettings, choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.pooling import Pooling
 from quire.worker.sampler.processors import RowFeature, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.reading import NOT_FINITE, Reading, Sampled, StepReader
-from quire.worker.sampler.settings import RowSettings
 from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_host
 from quire.worker.step_member import StepMember

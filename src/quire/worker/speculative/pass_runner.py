@@ -17,8 +17,7 @@ from torch import Tensor
 from quire.messages import IntArray
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.choose import DrawSettings, choose_tokens
-from quire.worker.sampler.settings import RowSettings
+from quire.worker.sampler.choose import DrawSettings, RowSettings, choose_tokens
 from quire.worker.speculative.passes import PassBuilder, Passes
 from quire.worker.speculative.proposer import no_drafts
 from quire.worker.speculative.quick_draw import choose_quickly

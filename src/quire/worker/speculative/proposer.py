@@ -24,8 +24,8 @@ from quire.worker.capacity import StepCost
 from quire.worker.input_batch import InputBatch
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.choose import RowSettings
 from quire.worker.sampler.processors import RowFollower
-from quire.worker.sampler.settings import RowSettings
 
 
 @dataclass(frozen=True)
