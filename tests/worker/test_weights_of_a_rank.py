@@ -26,7 +26,7 @@ class MappedWeight:
         self.weight = torch.from_file(str(file), shared=True, size=SHAPE[0] * SHAPE[1]).view(SHAPE)
         self.num_bytes = self.weight.nbytes
 
-    def tensors(self, is_absent):
+    def tensors(self):
         yield "layer.weight", self.weight
 
     @property

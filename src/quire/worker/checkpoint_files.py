@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,13 +23,6 @@ INDEX = "model.safetensors.index.json"
 # Pages of a mapped file count as memory of this process. Mapping anew after so many bytes keeps the peak at the
 # model's weights plus this, or plus one tensor.
 _REMAP_BYTES = 64 * 2**20
-
-# whether a tensor of this name is of no use to this worker, so that it need not be read
-IsAbsent: TypeAlias = Callable[[str], bool]
-
-
-def nothing_is_absent(name: str) -> bool:
-    return False
 
 
 class CheckpointFiles:
@@ -48,11 +41,11 @@ class CheckpointFiles:
     def num_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.names_by_file)
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor, whole and in the checkpoint's type; use each before asking for the next."""
         for file, names in self.names_by_file.items():
             try:
-                yield from _tensors_in(file, [name for name in names if not is_absent(name)])
+                yield from _tensors_in(file, names)
             except (SafetensorError, OSError) as error:
                 raise _damaged(file, error) from error
 

@@ -45,10 +45,12 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
-        for source, weight in checkpoint.tensors(lambda source: filling.is_absent(checkpoint_map.rename(source))):
-            for placement in checkpoint_map.place(source, weight):
-                if not filling.is_absent(placement.name):
-                    filling.add(placement, source)
+        for source, weight in checkpoint.tensors():
+            # before it is turned, for which it would be read
+            if not filling.is_absent(checkpoint_map.rename(source)):
+                for placement in checkpoint_map.place(source, weight):
+                    if not filling.is_absent(placement.name):
+                        filling.add(placement, source)
             bar.update(weight.nbytes)
     filling.finish()
 

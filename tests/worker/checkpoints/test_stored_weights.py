@@ -128,8 +128,8 @@ class Watched:
         self.num_bytes = self._files.num_bytes
         self.num_resident_bytes = 0
 
-    def tensors(self, is_absent):
-        for name, weight in self._files.tensors(is_absent):
+    def tensors(self):
+        for name, weight in self._files.tensors():
             yield name, weight
             maps = Path("/proc/self/smaps").read_text()
             found = re.findall(rf"{re.escape(str(self.file))}\n(?:.*\n)*?Rss: +(\d+) kB", maps)

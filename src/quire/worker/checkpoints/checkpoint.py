@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.config import ModelFacts
 from quire.config.quantization import declared_quantization
-from quire.worker.checkpoint_files import CheckpointFiles, IsAbsent, nothing_is_absent
+from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.layers.quantization import QuantizedWeight
 from quire.worker.layers.stored_weight import StoredWeight
 
@@ -27,8 +27,8 @@ class Checkpoint(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Weight]]:
-        """Name and weight; use each before asking for the next. What is absent is not read."""
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """Name and weight; use each before asking for the next. What nobody looks at is not read."""
         ...
 
 

@@ -24,7 +24,6 @@ from quire.config import ModelFacts
 from quire.config.arithmetic import ExpertShape
 from quire.config.gguf_file import TYPES, GGUFFile, GGUFTensor
 from quire.errors import ModelError
-from quire.worker.checkpoint_files import IsAbsent, nothing_is_absent
 from quire.worker.checkpoints.gguf_blocks import DECODERS
 from quire.worker.checkpoints.gguf_experts import one_by_one
 from quire.worker.layers.quantization import QuantizedWeight, by_rows
@@ -100,11 +99,9 @@ class GGUFCheckpoint:
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self._file.tensors.values())
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | StoredWeight]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor | StoredWeight]]:
         for tensor in one_by_one(self._used(), self._num_experts):
-            name = hf_name(tensor.name)
-            if not is_absent(name):
-                yield name, self._in_halves(tensor, self._read(tensor))
+            yield hf_name(tensor.name), self._in_halves(tensor, self._read(tensor))
         if (
             "deepseek2.expert_count" in self._file.metadata
             and "deepseek2.expert_group_count" not in self._file.metadata

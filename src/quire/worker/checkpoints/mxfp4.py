@@ -48,9 +48,7 @@ class MXFP4Format:
             fits = scales.dtype == torch.uint8 and scales.shape == blocks.shape[:3]
             module.check(fits, f"{projection}_scales", scales, f"uint8 {list(blocks.shape[:3])}")
             for number in range(len(blocks)):
-                name = f"{module.name}.{number}.{projection}.weight"
-                if not module.is_absent(name):
-                    yield name, self._expert(blocks[number], scales[number])
+                yield f"{module.name}.{number}.{projection}.weight", self._expert(blocks[number], scales[number])
 
     def remarks(self) -> list[str]:
         return []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.config.quantization import FORMATS
-from quire.worker.checkpoint_files import CheckpointFiles, IsAbsent, nothing_is_absent
+from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.stored_weight import StoredWeight
 
@@ -56,7 +56,7 @@ class QuantizedFiles:
     def num_bytes(self) -> int:
         return self._files.num_bytes
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | StoredWeight]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor | StoredWeight]]:
         by_module: dict[str, dict[str, str]] = {}
         for names in self._files.names_by_file.values():
             for name in names:
@@ -64,8 +64,7 @@ class QuantizedFiles:
                 by_module.setdefault(module, {})[leaf] = name
         with self._files.opened() as read:
             for name, leaves in by_module.items():
-                if not is_absent(name):
-                    yield from self._of_module(StoredModule(name, leaves, read, is_absent))
+                yield from self._of_module(StoredModule(name, leaves, read))
         for remark in self._format.remarks():
             _logger.info(remark)
 

@@ -8,22 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.checkpoint_files import IsAbsent, nothing_is_absent
 
 
 class StoredModule:
     """The tensors of one module of the checkpoint, by the last part of their names."""
 
-    def __init__(
-        self,
-        name: str,
-        leaves: dict[str, str],
-        read: Callable[[str], Tensor],
-        is_absent: IsAbsent = nothing_is_absent,
-    ) -> None:
-        """`is_absent`: of what it stands for, if that is several weights."""
+    def __init__(self, name: str, leaves: dict[str, str], read: Callable[[str], Tensor]) -> None:
         self.name = name
-        self.is_absent = is_absent
         self.leaves = leaves
         self._read = read
 
