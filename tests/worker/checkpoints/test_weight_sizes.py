@@ -1,11 +1,13 @@
 """What `quire plan` says about weights is what they weigh when they are loaded."""
 
+import functools
 import json
 
 import pytest
 import torch
 from tests.support import quantized_checkpoints as writers
 from tests.support.gguf_checkpoints import write_gguf
+from tests.support.sampled import sampled
 
 from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
@@ -32,11 +34,19 @@ FORMATS = {
     "packed": (writers.write_compressed_packed, {"group": 32}),
     "fp8": (writers.write_fp8, {"block": (128, 128)}),
 }
+SOURCES = ["llama", "llama_tied"]
+SCHEMES = [None, "int8", "int4"]
 
 
-@pytest.fixture(scope="module", params=["llama", "llama_tied"])
-def source(request, tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **SIZES)
+@pytest.fixture(scope="module")
+def source_of(tmp_path_factory):
+    """Each is written once."""
+    return functools.cache(lambda name: make_checkpoint(tmp_path_factory.mktemp(name), name, **SIZES))
+
+
+@pytest.fixture(params=SOURCES)
+def source(request, source_of):
+    return source_of(request.param)
 
 
 def loaded_bytes(path, scheme):
@@ -61,16 +71,22 @@ def test_of_a_plain_checkpoint(scheme, source):
     check(source, scheme)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "scheme", "source"),
+    sampled(FORMATS, SCHEMES, SOURCES, n=15),
+    indirect=["source"],
+)
 def test_of_a_quantised_checkpoint(name, scheme, source, tmp_path):
     write, arguments = FORMATS[name]
     write(tmp_path, source, **arguments)
     check(tmp_path, scheme)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4"])
+@pytest.mark.parametrize(
+    ("kind", "scheme", "source"),
+    sampled(["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4"], SCHEMES, SOURCES, n=12),
+    indirect=["source"],
+)
 def test_of_a_gguf_file(kind, scheme, source, tmp_path):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", source, kind)
@@ -88,8 +104,11 @@ def mixed(name):
     return kinds.get(name.split(".", 2)[-1], "Q8_0")
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("type_of", [k_m, mixed])
+@pytest.mark.parametrize(
+    ("type_of", "scheme", "source"),
+    sampled([k_m, mixed], SCHEMES, SOURCES, n=6),
+    indirect=["source"],
+)
 def test_of_a_gguf_file_in_which_layers_are_made_of_several_types(type_of, scheme, source, tmp_path):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", source, type_of)
@@ -130,20 +149,20 @@ EXPERTS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=EXPERTS)
-def sparse(request, tmp_path_factory):
+@pytest.fixture
+def sparse(request, tmp_path):
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
-    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+    return make_checkpoint(tmp_path / "plain", request.param, **sizes)
 
 
 # what turns latent vectors is a large part
 WIDE_LATENT = {"kv_lora_rank": 256, "qk_nope_head_dim": 128, "v_head_dim": 128, "num_attention_heads": 4}
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2"])
-def sparse_gguf(request, tmp_path_factory):
+@pytest.fixture
+def sparse_gguf(request, tmp_path):
     pytest.importorskip("gguf")
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
     sizes |= {"moe_intermediate_size": 256, "q_lora_rank": 256} if "moe_intermediate_size" in sizes else {}
@@ -151,10 +170,10 @@ def sparse_gguf(request, tmp_path_factory):
     sizes |= WIDE_LATENT if request.param == "deepseek_v2" else {}
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
-    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+    return make_checkpoint(tmp_path / "plain", request.param, **sizes)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, tmp_path):
     kinds = ["sliding_attention", "full_attention"]
     sizes = {"num_hidden_layers": 4, "layer_types": kinds * 2, "head_dim": 64, "global_head_dim": 128}
@@ -162,7 +181,11 @@ def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, tmp_path):
     check(make_checkpoint(tmp_path, "gemma4", **{**SIZES, **sizes, **inputs}), scheme)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize(
+    ("scheme", "sparse"),
+    sampled(SCHEMES, EXPERTS, n=11),
+    indirect=["sparse"],
+)
 def test_of_experts(scheme, sparse):
     check(sparse, scheme)
 
@@ -172,14 +195,19 @@ def k_m_of_experts(name):
     return "Q8_0" if "attn_k_b" in name or "attn_output" in name else k_m(name)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("type_of", ["Q8_0", "Q4_0", k_m_of_experts], ids=["Q8_0", "Q4_0", "Q4_K_M"])
+@pytest.mark.parametrize(
+    ("scheme", "type_of", "sparse_gguf"),
+    sampled(
+        SCHEMES, ["Q8_0", "Q4_0", k_m_of_experts], ["mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2"], n=10
+    ),
+    indirect=["sparse_gguf"],
+)
 def test_of_experts_in_a_gguf_file(type_of, scheme, sparse_gguf, tmp_path):
     write_gguf(tmp_path / "model.gguf", sparse_gguf, type_of)
     check(tmp_path / "model.gguf", scheme)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_of_latent_attention_in_one_tensor_of_a_gguf_file(scheme, tmp_path):
     pytest.importorskip("gguf")
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS["deepseek_v2"], **WIDE_LATENT}
@@ -206,7 +234,7 @@ def test_what_a_step_reads_of_experts_in_a_gguf_file(kind, tmp_path):
     assert Weights.of(facts, shape, "bfloat16", None).bytes_of_a_token == pytest.approx(whole - embedding - idle)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_of_latent_attention_that_comes_quantised(scheme, tmp_path):
     """Its keys are turned, which makes them floats; 4-bit codes of the others stay."""
     sizes = {**SIZES, **EXPERTS["deepseek_v2"], **WIDE_LATENT, "first_k_dense_replace": 0}
@@ -215,7 +243,7 @@ def test_of_latent_attention_that_comes_quantised(scheme, tmp_path):
     check(tmp_path / "gptq", scheme)
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_of_experts_that_come_quantised(scheme, tmp_path):
     sizes = {**SIZES, "intermediate_size": 256, "layer_types": ["sliding_attention", "full_attention"]}
     sizes |= EXPERTS["gpt_oss"]
