@@ -78,6 +78,10 @@ def built(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     return model
 
 
+# 512 experts in each of 48 layers take seconds to make
+WITH_FEWER_EXPERTS = {**PUBLISHED, "Qwen3-Next-80B-A3B": {**PUBLISHED["Qwen3-Next-80B-A3B"], "num_experts": 32}}
+
+
 def layers_of(model: nn.Module) -> list[Any]:
     layers = [layer.spec for layer in attention_layers(model).values()]
     return layers + [layer.spec for layer in recurrent_layers(model).values()]
@@ -95,8 +99,8 @@ def test_published_models_have_these_figures(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_plan_is_what_the_model_itself_has(name: str) -> None:
-    shape = ModelShape.of(PUBLISHED[name])
-    model = built(PUBLISHED[name], torch.bfloat16)
+    shape = ModelShape.of(WITH_FEWER_EXPERTS[name])
+    model = built(WITH_FEWER_EXPERTS[name], torch.bfloat16)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     assert shape.num_parameters == pytest.approx(num_parameters, rel=0.02)
     layers = layers_of(model)

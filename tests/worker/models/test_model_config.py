@@ -55,15 +55,20 @@ LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3"]
 YARN = {"type": "yarn", "factor": 4.0}
 
 
+# Hundreds of experts in each layer take seconds to make, and are made as a few are.
+NUMBERS_OF_EXPERTS = {"num_experts", "n_routed_experts", "num_local_experts"}
+
+
 class Recorder:
-    """Another's attributes, and the names of those that were read."""
+    """Another's attributes, with few experts, and the names of those that were read."""
 
     def __init__(self, config):
         self.config, self.read = config, set()
 
     def __getattr__(self, name):
         self.read.add(name)
-        return getattr(self.config, name)
+        value = getattr(self.config, name)
+        return min(value, 16) if name in NUMBERS_OF_EXPERTS and value else value
 
 
 def ours(path):
