@@ -144,6 +144,9 @@ print("done")
 """
 
 
+HOMES = [pytest.param(2, "kernels", marks=pytest.mark.nightly), (3, "kernels"), (2, "reference")]
+
+
 GATHERED = """
 import sys
 import torch
@@ -164,12 +167,12 @@ print("done")
 """
 
 
-@pytest.mark.parametrize(("size", "home"), [(2, "kernels"), (3, "kernels"), (2, "reference")])
+@pytest.mark.parametrize(("size", "home"), HOMES)
 def test_ranks_in_processes_have_the_sum_of_all(size, home):
     run_ranks(SUMS, size, home)
 
 
-@pytest.mark.parametrize(("size", "home"), [(2, "kernels"), (3, "kernels"), (2, "reference")])
+@pytest.mark.parametrize(("size", "home"), HOMES)
 def test_ranks_in_processes_have_what_all_bring(size, home):
     run_ranks(GATHERED, size, home)
 
