@@ -1,6 +1,6 @@
 """The same requests give the same tokens in every setting (I12), on the simulated executor.
 
-200 random cases by default; QUIRE_RANDOM_CASES or `-m nightly` runs 2,000 and more. Each is run in PLAIN and in one of
+144 random cases by default; QUIRE_RANDOM_CASES or `-m nightly` runs 2,000 and more. Each is run in PLAIN and in one of
 the 144 settings, which take turns, so that every setting is met, with the engine's settings drawn by chance: policy,
 asynchronous scheduling, speculation, limits.
 """
@@ -15,7 +15,7 @@ from tests.support.metamorphic import PLAIN, SETTINGS, outputs_of, random_case
 
 from quire.testing.simulator.engine_settings import random_engine
 
-NUM_CASES = int(os.environ.get("QUIRE_RANDOM_CASES", "200"))
+NUM_CASES = int(os.environ.get("QUIRE_RANDOM_CASES", "144"))
 NUM_PARTS = 10
 
 
@@ -57,4 +57,4 @@ def test_settings_change_no_token_in_many_cases(part: int) -> None:
 
 
 def test_every_setting_is_met() -> None:
-    assert {SETTINGS[seed * 35 % len(SETTINGS)] for seed in range(200)} == set(SETTINGS)
+    assert {SETTINGS[seed * 35 % len(SETTINGS)] for seed in range(144)} == set(SETTINGS)

@@ -22,9 +22,9 @@ GENERATORS = {
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_request_follows_from_its_seed_alone(name):
     make = GENERATORS[name]
-    made = [make(seed) for seed in range(60)]
-    assert made == [make(seed) for seed in range(60)]
-    assert sum(request not in made[:number] for number, request in enumerate(made)) > 45
+    made = [make(seed) for seed in range(24)]
+    assert made == [make(seed) for seed in range(24)]
+    assert sum(request not in made[:number] for number, request in enumerate(made)) > 18
 
 
 def test_forms_are_of_every_kind_and_stay_forms():
@@ -43,7 +43,7 @@ def test_forms_are_of_every_kind_and_stay_forms():
 
 def test_bodies_reach_the_limit_and_many_are_json():
     sizes, num_read = [], 0
-    for seed in range(150):
+    for seed in range(50):
         path, body = hostile_bodies.body_of(seed, PATHS)
         assert path in PATHS
         sizes.append(len(body))
@@ -53,8 +53,8 @@ def test_bodies_reach_the_limit_and_many_are_json():
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass
     assert max(sizes) <= 8 << 20
-    assert sum(size > 1 << 20 for size in sizes) > 10
-    assert num_read > 50
+    assert sum(size > 1 << 20 for size in sizes) > 3
+    assert num_read > 16
 
 
 def test_connections_have_more_than_sixty_forms():

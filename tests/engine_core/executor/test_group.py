@@ -25,6 +25,14 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("ranks"), "qwen3")
 
 
+@pytest.fixture(scope="module")
+def shared_core(checkpoint):
+    """Of those that leave it as it was."""
+    core = real_core(checkpoint, **OPTIONS)
+    yield core
+    core.shutdown()
+
+
 @pytest.fixture
 def core(checkpoint):
     core = real_core(checkpoint, **OPTIONS)
@@ -61,32 +69,32 @@ def run_until_it_fails(core, what):
     return str(failure.value), time.monotonic() - began
 
 
-def test_a_rank_keeps_its_share_of_the_keys_and_values(checkpoint, core):
+def test_a_rank_keeps_its_share_of_the_keys_and_values(checkpoint, shared_core):
     alone = real_core(checkpoint, kv_cache_memory_bytes=16 << 20)
     try:
-        ours, theirs = core.executor.measure_capacity().layers, alone.executor.measure_capacity().layers
+        ours, theirs = shared_core.executor.measure_capacity().layers, alone.executor.measure_capacity().layers
         assert [2 * layer.bytes_per_token for layer in ours] == [layer.bytes_per_token for layer in theirs]
     finally:
         alone.shutdown()
 
 
-def test_a_step_is_one_message(core):
+def test_a_step_is_one_message(shared_core, monkeypatch):
     sent = []
-    rank = rank_of(core)
+    rank = rank_of(shared_core)
     ask = rank.ask
-    rank.ask = lambda message: sent.append(len(message)) or ask(message)
+    monkeypatch.setattr(rank, "ask", lambda message: sent.append(len(message)) or ask(message))
     steps = []
-    execute = core.executor.execute
-    core.executor.execute = lambda decision: steps.append(decision.step) or execute(decision)
-    generate_greedy(core, PROMPTS, 8)
+    execute = shared_core.executor.execute
+    monkeypatch.setattr(shared_core.executor, "execute", lambda step: steps.append(step.step) or execute(step))
+    generate_greedy(shared_core, PROMPTS, 8)
     assert len(sent) == len(steps) > 6
     # what a step of two sequences needs, not the state of everything
     assert max(sent[2:]) < 400
 
 
-def test_the_log_tells_the_size_of_each_message(core, caplog):
+def test_the_log_tells_the_size_of_each_message(shared_core, caplog):
     with caplog.at_level(logging.DEBUG, logger="quire.engine_core.executor.group"):
-        generate_greedy(core, PROMPTS, 8)
+        generate_greedy(shared_core, PROMPTS, 8)
     lines = [record.getMessage() for record in caplog.records if "a message of" in record.getMessage()]
     assert len(lines) == len({line.partition(":")[0] for line in lines}) > 6
     assert all(re.fullmatch(r"step \d+: a message of \d+ bytes for each of 1 ranks", line) for line in lines)

@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from tests.support.sampled import sampled
 
 from quire.config import EngineOptions, resolve
 from quire.engine_core.executor.placement import RankSight, Sight
@@ -19,6 +20,14 @@ OPTIONS = {"pipeline_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20}
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("stages"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def shared_core(checkpoint):
+    """Of those that leave it as it was."""
+    core = real_core(checkpoint, **OPTIONS)
+    yield core
+    core.shutdown()
 
 
 @pytest.fixture
@@ -60,44 +69,44 @@ def bytes_of_a_layer(core):
     return core.ready.block_size * core.executor.measure_capacity().layers[0].bytes_per_token
 
 
-def test_a_stage_keeps_the_keys_and_values_of_its_own_layers(make_core, checkpoint):
+def test_a_stage_keeps_the_keys_and_values_of_its_own_layers(shared_core, checkpoint):
     """The first one has one of three, and as many blocks as the other one has room for."""
     alone = real_core(checkpoint, kv_cache_memory_bytes=16 << 20)
     try:
         num_blocks = alone.ready.num_blocks
     finally:
         alone.shutdown()
-    core = make_core()
+    core = shared_core
     assert core.ready.num_blocks == (16 << 20) // (2 * bytes_of_a_layer(core))
     assert core.ready.num_blocks > 1.4 * num_blocks
     own = core.control("worker.statistics", {})["kv_cache_bytes"]
     assert own == core.ready.num_blocks * bytes_of_a_layer(core)
 
 
-def test_a_stage_has_the_weights_of_its_own_layers(make_core):
-    names = {name for name, _ in make_core().executor._own.worker._model.named_parameters()}
+def test_a_stage_has_the_weights_of_its_own_layers(shared_core):
+    names = {name for name, _ in shared_core.executor._own.worker._model.named_parameters()}
     assert any(name.startswith("model.embed_tokens") for name in names)
     assert any(name.startswith("model.layers.0.") for name in names)
     assert not any(name.startswith(("model.layers.1.", "lm_head")) for name in names)
 
 
-def test_a_step_is_one_message(make_core):
-    core = make_core()
+def test_a_step_is_one_message(shared_core, monkeypatch):
     sent = []
-    rank = rank_of(core, 1)
+    rank = rank_of(shared_core, 1)
     ask = rank.ask
-    rank.ask = lambda message: sent.append(len(message)) or ask(message)
+    monkeypatch.setattr(rank, "ask", lambda message: sent.append(len(message)) or ask(message))
     steps = []
-    core.watch_steps(lambda decision: steps.append(decision.step))
-    generate_greedy(core, PROMPTS, 8)
+    execute = shared_core.executor.execute
+    monkeypatch.setattr(shared_core.executor, "execute", lambda step: steps.append(step.step) or execute(step))
+    generate_greedy(shared_core, PROMPTS, 8)
     assert len(sent) == len(steps) > 8
     # a decision, and what became of an earlier one
     assert max(sent[4:]) < 500
 
 
-@pytest.mark.parametrize(("tensor", "number"), [(1, 1), (2, 1), (2, 3)])
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-def test_whoever_ends_or_stands_still_ends_the_engine(make_core, tensor, number, what):
+@pytest.mark.parametrize(("what", "ranks"), sampled([signal.SIGKILL, signal.SIGSTOP], [(1, 1), (2, 1), (2, 3)], n=3))
+def test_whoever_ends_or_stands_still_ends_the_engine(make_core, ranks, what):
+    tensor, number = ranks
     core = make_core(tensor_parallel_size=tensor)
     rank = rank_of(core, number)
     others = [one for one in core.executor._ranks if one is not rank]
