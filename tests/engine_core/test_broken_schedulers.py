@@ -26,6 +26,8 @@ from quire.testing.simulator.executor import SimulatedDrafts
 from quire.testing.soak import run_seed
 
 MOST_SEEDS = 60
+# what few workloads bring about begins near one in which it comes up
+RARE = {"named before known": 13, "window passes drafts": 10}
 
 # Where each of them would show; sizes and what happens are drawn by the seed.
 ASYNC = EngineSettings(is_async=True)
@@ -326,7 +328,7 @@ def test_a_broken_scheduler_is_caught(
 ) -> None:
     sentence, engine, owner, method, breaking = BREAKAGES[name]
     monkeypatch.setattr(owner, method, breaking(getattr(owner, method)))
-    for seed in range(MOST_SEEDS):
+    for seed in range(RARE.get(name, 0), MOST_SEEDS):
         try:
             run_seed(seed, engine=engine)
         except Exception:  # whatever notices it: a rule of the harness, of the core, or the model that reads memory
