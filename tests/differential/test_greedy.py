@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
 from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
@@ -35,6 +38,7 @@ MIXED = ["gemma4", "gemma4_moe"]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
 FALLBACK = ["gemma2", "phi3"]
+FAMILIES = NATIVE + LATENT + CHUNKED + MIXED + FALLBACK
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
 SETTINGS = {
@@ -47,13 +51,24 @@ SETTINGS = {
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 
 
-@pytest.fixture(scope="module", params=NATIVE + LATENT + CHUNKED + MIXED + FALLBACK)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(11)
-    prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    return path, prompts, [reference_generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Each is made once."""
+
+    @functools.cache
+    def made(family: str) -> Checkpoint:
+        path = make_checkpoint(tmp_path_factory.mktemp(family), family)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        generator = torch.Generator().manual_seed(11)
+        prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+        return path, prompts, [reference_generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+
+    return made
+
+
+@pytest.fixture(params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Checkpoint]) -> Checkpoint:
+    return checkpoint_of(request.param)
 
 
 def check(tokens: list[list[int]], references: list[Reference], what: str) -> None:
@@ -61,7 +76,11 @@ def check(tokens: list[list[int]], references: list[Reference], what: str) -> No
         assert_same_tokens(ours, reference, f"{what}, prompt of {length}")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "checkpoint"),
+    sampled(SETTINGS, FAMILIES, n=48),
+    indirect=["checkpoint"],
+)
 def test_tokens_equal_transformers(checkpoint: Checkpoint, setting: str) -> None:
     path, prompts, references = checkpoint
     core = real_core(path, kv_cache_memory_bytes=2**26, **SETTINGS[setting])
@@ -80,7 +99,11 @@ def test_tokens_equal_transformers_with_a_warm_prefix_cache(checkpoint: Checkpoi
     core.shutdown()
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize(
+    ("prefix_caching", "checkpoint"),
+    sampled([False, True], FAMILIES, n=len(FAMILIES)),
+    indirect=["checkpoint"],
+)
 def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefix_caching: bool) -> None:
     path, prompts, references = checkpoint
     # Windows free blocks, so it takes fewer of them to run short; some have three groups of layers.
