@@ -1,18 +1,22 @@
 """Greedy tokens are those of Transformers with every policy, one step ahead or not, with any drafts, streamed or whole.
 
-All values of every two factors meet in some run of the default list; the full product is for the night. Requests arrive
-one after the other while others run, some of them with the same beginning, a step is shorter than most prompts, and in
-two thirds of the runs memory is short. Messages go through the driver, as those of any client do.
+All values of every two factors meet in some run of a short list, of which each model has some by default; the full
+product is for the night. Requests arrive one after the other while others run, some of them with the same beginning, a
+step is shorter than most prompts, and in two thirds of the runs memory is short. Messages go through the driver, as
+those of any client do.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.driver import CoreDriver
@@ -103,25 +107,34 @@ class Subject(NamedTuple):
     references: list[Reference]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    folder = tmp_path_factory.mktemp(request.param)
-    path = make_checkpoint(folder / "target", request.param)
+def make_subject(folder: Path, name: str) -> Subject:
+    path = make_checkpoint(folder / "target", name)
     other = make_checkpoint(folder / "other", "qwen2", seed=5, num_hidden_layers=1)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     by_model = {"method": "draft_model", "num_speculative_tokens": 3}
     return Subject(
-        request.param,
+        name,
         path,
         {
             "none": None,
             "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
             # a draft has no recurrent layers
-            "twin": {**by_model, "model": str(other if request.param in HYBRIDS else path)},
+            "twin": {**by_model, "model": str(other if name in HYBRIDS else path)},
             "other": {**by_model, "model": str(other)},
         },
         [reference_generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS],
     )
+
+
+@pytest.fixture(scope="module")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """Each is made once."""
+    return functools.cache(lambda name: make_subject(tmp_path_factory.mktemp(name), name))
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Subject:
+    return subject_of(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +207,7 @@ def check(subject: Subject, way: Way) -> None:
         assert way.drafts != "twin" or subject.name in HYBRIDS or accepted > 0.9 * drafted
 
 
-@pytest.mark.parametrize("way", pairwise(), ids=str)
+@pytest.mark.parametrize(("way", "subject"), sampled(pairwise(), ARCHITECTURES, n=54), indirect=["subject"], ids=str)
 def test_tokens_equal_transformers(subject: Subject, way: Way) -> None:
     check(subject, way)
 
