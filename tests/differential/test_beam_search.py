@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.beam_requests import CLOSE_CALL, assert_same_beams, beam_request
+from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.engine_core import EngineCore
@@ -76,9 +78,15 @@ def make_subject(path: Path, architecture: str) -> Subject:
     return Subject(path, model, logits_of_transformers(model), prompts)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return make_subject(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """Each is made once."""
+    return functools.cache(lambda architecture: make_subject(tmp_path_factory.mktemp(architecture), architecture))
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Subject:
+    return subject_of(request.param)
 
 
 def check(
@@ -125,14 +133,15 @@ def transformers_beams(subject: Subject, number: int, settings: BeamSettings) ->
     return [row[:end] for row, end in zip(rows, ends, strict=True)], output.sequences_scores.tolist()
 
 
-def test_reference_and_engine_equal_transformers(subject: Subject) -> None:
+@pytest.mark.parametrize("grid", [GRID[::2], pytest.param(GRID, marks=pytest.mark.nightly)], ids=["half", "whole"])
+def test_reference_and_engine_equal_transformers(subject: Subject, grid: list[BeamSettings]) -> None:
     """`generate(num_beams=...)` itself: the brute-force search is only as good as this."""
     core = subject.core()
-    requests = [beam_request(number, subject.prompt(number), settings) for number, settings in enumerate(GRID)]
+    requests = [beam_request(number, subject.prompt(number), settings) for number, settings in enumerate(grid)]
     engine = run_requests(core, requests)
     core.shutdown()
     assert {end for result in engine.values() for end in (beam.finish_reason for beam in result)} == {"stop", "length"}
-    for number, settings in enumerate(GRID):
+    for number, settings in enumerate(grid):
         reference = subject.expected(number, settings)
         tokens, scores = transformers_beams(subject, number, settings)
         if reference.margin < CLOSE_CALL:
@@ -166,7 +175,11 @@ def test_reference_with_groups() -> None:
 # ---------------------------------------------------------------------------------------------- the engine
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "subject"),
+    sampled(SETTINGS, ARCHITECTURES, n=9),
+    indirect=["subject"],
+)
 def test_beams_equal_the_reference(subject: Subject, setting: str) -> None:
     core = subject.core(**SETTINGS[setting])
     check(subject, core, GRID[::2] if setting in {"blocks of 1", "budget of 7", "few rows"} else GRID)
@@ -174,8 +187,11 @@ def test_beams_equal_the_reference(subject: Subject, setting: str) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+@pytest.mark.parametrize(
+    ("prefix_caching", "mode", "subject"),
+    sampled([True, False], ["recompute", "swap", "auto"], ARCHITECTURES, n=9),
+    indirect=["subject"],
+)
 def test_beams_equal_the_reference_with_preemption(subject: Subject, mode: str, prefix_caching: bool) -> None:
     core = subject.core(**SCARCE, preemption_mode=mode, enable_prefix_caching=prefix_caching)
     check(subject, core, GRID[::2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.beam_requests import assert_same_beams, beam_request
+from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.engine_core import EngineCore
@@ -20,6 +23,7 @@ from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 # All have two layers with a window and one without: three groups, because one block serves equally many layers.
 NATIVE, CHUNKED, TWO_SHAPES, FALLBACK = "qwen2_window", "llama4", "gemma4_moe", "gemma2"
+MODELS = [NATIVE, CHUNKED, TWO_SHAPES, FALLBACK]
 WINDOW = 24
 BLOCK_SIZE = 4
 LENGTHS = [3, 24, 25, 61, 90, 40]
@@ -74,17 +78,28 @@ class Subject:
         return real_core(self.path, **{**AMPLE, **PRESSURE[pressure], **scarce, **options})
 
 
-@pytest.fixture(scope="module", params=[NATIVE, CHUNKED, TWO_SHAPES, FALLBACK])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(8)
-    prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    prompts[-1][:30] = prompts[3][:30]  # a prefix in common, longer than the window
-    references = [reference_generate(model, prompt, NUM_TOKENS) for prompt in prompts]
-    logits = logits_of_transformers(model)
-    beams = [beam_search(logits, prompts[number], settings) for number, settings in BEAMS]
-    return Subject(path, request.param, prompts, references, beams)
+@pytest.fixture(scope="module")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """Each is made once."""
+
+    @functools.cache
+    def made(name: str) -> Subject:
+        path = make_checkpoint(tmp_path_factory.mktemp(name), name)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        generator = torch.Generator().manual_seed(8)
+        prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+        prompts[-1][:30] = prompts[3][:30]  # a prefix in common, longer than the window
+        references = [reference_generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+        logits = logits_of_transformers(model)
+        beams = [beam_search(logits, prompts[number], settings) for number, settings in BEAMS]
+        return Subject(path, name, prompts, references, beams)
+
+    return made
+
+
+@pytest.fixture(params=MODELS)
+def subject(request: pytest.FixtureRequest, subject_of: Callable[[str], Subject]) -> Subject:
+    return subject_of(request.param)
 
 
 class WindowWatch:
@@ -139,8 +154,14 @@ def test_the_model_has_several_groups(subject: Subject) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("pressure", PRESSURE)
+IN_EVERY_WAY = pytest.mark.parametrize(
+    ("prefix_caching", "pressure", "subject"),
+    sampled([True, False], PRESSURE, MODELS, n=12),
+    indirect=["subject"],
+)
+
+
+@IN_EVERY_WAY
 def test_greedy_tokens_equal_transformers(subject: Subject, pressure: str, prefix_caching: bool) -> None:
     core = subject.core(pressure, num_scarce=SCARCE_FOR_GREEDY[subject.name], enable_prefix_caching=prefix_caching)
     watch = WindowWatch(core)
@@ -154,8 +175,7 @@ def test_greedy_tokens_equal_transformers(subject: Subject, pressure: str, prefi
     core.shutdown()
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("pressure", PRESSURE)
+@IN_EVERY_WAY
 def test_beams_equal_the_reference(subject: Subject, pressure: str, prefix_caching: bool) -> None:
     core = subject.core(pressure, num_scarce=SCARCE_FOR_BEAMS, enable_prefix_caching=prefix_caching)
     watch = WindowWatch(core)
