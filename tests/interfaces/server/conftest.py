@@ -61,7 +61,8 @@ def events_of(text: str) -> list[dict]:
 @pytest.fixture
 def run():
     """Runs a coroutine function on a new event loop: `run(test, ...)`."""
-    return lambda main: asyncio.run(asyncio.wait_for(main, 30))
+    # for what never ends; on busy cores what takes two seconds takes forty
+    return lambda main: asyncio.run(asyncio.wait_for(main, 120))
 
 
 @pytest.fixture
