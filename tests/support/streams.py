@@ -29,8 +29,8 @@ def is_ready(url: str) -> bool:
 
 
 class Client(threading.Thread):
-    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and when it
-    failed."""
+    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and each error
+    that it was told, and when it ended."""
 
     def __init__(self, url: str, prompt: list[int], num_tokens: int = 60) -> None:
         super().__init__(daemon=True)
@@ -40,9 +40,15 @@ class Client(threading.Thread):
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         self.said: list[float] = []
-        self.error: str | None = None
+        self.errors: list[str] = []
         self.ended_at = 0.0
         self.start()
+
+    @property
+    def error(self) -> str | None:
+        """The one that there may be."""
+        assert len(self.errors) <= 1, self.errors
+        return self.errors[0] if self.errors else None
 
     def run(self) -> None:
         try:
@@ -51,12 +57,12 @@ class Client(threading.Thread):
                     if line.startswith(b"data: {"):
                         self._take(json.loads(line[6:]))
         except urllib.error.HTTPError as error:
-            self.error = error.read().decode()
+            self.errors.append(error.read().decode())
         self.ended_at = time.monotonic()
 
     def _take(self, event: dict[str, Any]) -> None:
         if "error" in event:
-            self.error = event["error"]["message"]
+            self.errors.append(event["error"]["message"])
             return
         for choice in event["choices"]:
             self.said += (choice["logprobs"] or {}).get("token_logprobs", [])
