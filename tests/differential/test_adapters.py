@@ -114,7 +114,11 @@ def with_ranks(base, adapter, num_ranks):
 
 
 # with the layers whose outputs, and whose inputs, are shared out; more workers than heads of keys
-SHARED = [("llama", {}, 2), ("qwen3", {"rank": 5, "target_modules": "all-linear"}, 2), ("mistral", {}, 4)]
+SHARED = [
+    pytest.param("llama", {}, 2, marks=pytest.mark.nightly),
+    ("qwen3", {"rank": 5, "target_modules": "all-linear"}, 2),
+    ("mistral", {}, 4),
+]
 
 
 @pytest.mark.parametrize(("name", "kind", "num_ranks"), SHARED, ids=str)
