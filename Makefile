@@ -44,11 +44,12 @@ setup: $(ready) $(kernels) ## create .venv and install everything; does nothing 
 serve: setup ## run the server in the foreground (HOST, PORT, MODEL, ARGS); Ctrl-C ends it
 	@exec $(venv)/bin/quire serve $(if $(MODEL),"$(MODEL)") --host "$(HOST)" --port "$(PORT)" $(ARGS)
 
+# Files in their order: the other one, most tests first, ends with the files of one long test each.
 # One thread a process: on busy cores two threads that wait for each other are many times slower than one.
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = passive
 test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightly")
-	@$(venv)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(venv)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # In pieces: a run that was stopped goes on where it was, and build/soak.json sums them up.
 nightly: export OMP_NUM_THREADS = 1
