@@ -141,7 +141,7 @@ def lose(model, moment, rank, number):
 
 @pytest.mark.parametrize(
     ("moment", "rank", "number"),
-    [("idle", 1, signal.SIGSTOP), ("a sum", 1, signal.SIGKILL), ("forward", 0, signal.SIGSTOP)],
+    [("idle", 1, signal.SIGSTOP), ("a sum", 1, signal.SIGKILL)],
 )
 def test_a_lost_rank(model, moment, rank, number):
     lose(model, moment, rank, number)

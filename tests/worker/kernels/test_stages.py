@@ -40,7 +40,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("homes", [["kernels"] * 3, ["reference"] * 3], ids=["kernels", "reference"])
+@pytest.mark.parametrize(
+    "homes", [["kernels"] * 3, pytest.param(["reference"] * 3, marks=pytest.mark.nightly)], ids=["kernels", "reference"]
+)
 def test_three_stages_hand_on_what_they_get(homes):
     meeting = SharedMeeting(NUM_BYTES)
     children = [
