@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
+from tests.support.sampled import sampled
 
 from quire import LLM, SamplingParams
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -98,12 +99,13 @@ def plain(checkpoints: dict[str, Path]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("memory", "async_scheduling"), [("ample", False), ("ample", True), ("recompute", True), ("swap", True)]
+    ("method", "way"),
+    sampled(METHODS, [("ample", False), ("ample", True), ("recompute", True), ("swap", True)], n=12),
 )
-@pytest.mark.parametrize("method", METHODS)
 def test_the_same_tokens(
-    checkpoints: dict[str, Path], plain: dict[str, Any], method: str, memory: str, async_scheduling: bool
+    checkpoints: dict[str, Path], plain: dict[str, Any], method: str, way: tuple[str, bool]
 ) -> None:
+    memory, async_scheduling = way
     results, statistics = generate(
         checkpoints["target"],
         speculative_config=speculative_config(checkpoints, method),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.engine_core import EngineCore
@@ -88,8 +89,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return make_subject(tmp_path_factory.mktemp("llama"), "llama")
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize(("block_size", "prefix_caching"), sampled([1, 8, 16], [True, False], n=3))
 def test_tokens_equal_transformers(subject: Subject, block_size: int, prefix_caching: bool) -> None:
     core = subject.core(block_size, enable_prefix_caching=prefix_caching)
     statistics = subject.check(core)

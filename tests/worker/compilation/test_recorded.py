@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.sampled import sampled
 from torch import nn
 
 from quire.testing.model_harness import ModelHarness, worker_config
@@ -42,8 +43,7 @@ def record(model, harness, max_tokens=96, max_logits=8):
     assert record_model(model, max_tokens, 8, blocks, max_logits), "this model must be recordable"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dtype"), sampled(NAMES, ["float32", "bfloat16"], n=len(NAMES)))
 def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_threads):
     path = checkpoint(name)
     eager, model = loaded(path, dtype=dtype), loaded(path, dtype=dtype)

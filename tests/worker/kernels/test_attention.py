@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.sampled import sampled
 
 from quire.testing import kernel_contracts as contracts
 from quire.testing.attention_cases import ATTENTION_CASES, CACHE_DTYPES, CODES, DTYPES, LONG, MIXED, AttentionCase
@@ -91,8 +92,11 @@ def crew_of():
 SHARING = ((1, 1100), (1, 1101), (3, 1200), (0, 1100), (1, 1099), (1, 1098))
 
 
-@pytest.mark.parametrize("num_shared", [64, 128, 512, 700, 1090])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(
+    ("num_shared", "kind"),
+    sampled([64, 128, 512, 700, 1090], [torch.float32, torch.bfloat16, torch.int8], n=6),
+    ids=str,
+)
 def test_shared_blocks_do_not_show(cpu_kernels, crew_of, num_shared, kind):
     case = AttentionCase(sequences=SHARING, head_dim=32, dtype=torch.bfloat16, cache_dtype=kind, block_size=4)
     contracts.check_sharing(cpu_kernels, case, num_shared)
