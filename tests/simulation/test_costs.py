@@ -8,6 +8,7 @@ import pytest
 
 from quire.config.device_sheets import device_sheet
 from quire.engine_core.executor.modelled import StepWork
+from quire.interfaces.cli.bench_limits import MachineLimits
 from quire.interfaces.cli.program import main
 from quire.simulation.costs.table import TableCosts
 from quire.simulation.deployment import deploy
@@ -82,3 +83,22 @@ def test_steps_that_were_measured_are_a_device(tmp_path, capsys):
     (tmp_path / "steps.json").write_text("{}")
     assert main(argv) == 2
     assert "Make some: quire bench steps" in capsys.readouterr().err
+
+
+def test_this_processor_is_a_device_by_its_measured_rates(monkeypatch, capsys):
+    argv = ["simulate", "--model", "qwen3-8b", "--device", "cpu", "--trace", "alpaca", "--rate", "0.01"]
+    argv += ["--num-requests", "1", "--json", "-", "--max-model-len", "1024"]
+
+    def tpot(gigabytes, peaks):
+        limits = MachineLimits(1, gigabytes * 1e9, peaks)
+        monkeypatch.setattr("quire.interfaces.cli.simulate.measure_limits", lambda threads: limits)
+        monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}.get)
+        assert main(argv) == 0
+        return json.loads(capsys.readouterr().out)["tpot_s"]["mean"]
+
+    # 15.1 GB of weights are read for each token
+    assert tpot(50, {"bfloat16": 1e12}) == pytest.approx(15.1 / 50, rel=0.05)
+    assert tpot(100, {"float32": 1e12}) == pytest.approx(15.1 / 100, rel=0.05)
+    monkeypatch.setattr("quire.interfaces.cli.simulate.measure_limits", lambda threads: MachineLimits(1, 1e9, {}))
+    assert main(argv) == 2
+    assert "needs a C++ compiler" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
+from quire.config.device_sheets import DEVICE_SHEETS, DeviceSheet, device_sheet
 from quire.engine_core.executor.modelled import DraftQuality
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_flags import number, whole_number
+from quire.interfaces.cli.bench_limits import measure_limits
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
 from quire.routing import POLICIES
 from quire.routing.router import MOST_REPLICAS
 from quire.simulation.arrivals import Arrival
+from quire.simulation.costs.roofline import MEASURED
 from quire.simulation.deployment import Deployment, deploy, deploy_measured
 from quire.simulation.measured import MeasuredSteps
 from quire.simulation.report import page_of
@@ -132,8 +135,21 @@ def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deploym
         options.setdefault("enable_prefix_caching", False)
     if arguments.device.endswith(".json"):
         return deploy_measured(arguments.model, MeasuredSteps.read(Path(arguments.device)), options)
-    acceptance = _share("--draft-acceptance", arguments.draft_acceptance)
-    return deploy(arguments.model, device_sheet(arguments.device), options, drafts=DraftQuality(acceptance))
+    drafts = DraftQuality(_share("--draft-acceptance", arguments.draft_acceptance))
+    if arguments.device == "cpu":
+        return deploy(arguments.model, _this_processor(options), options, drafts=drafts, efficiency=MEASURED)
+    return deploy(arguments.model, device_sheet(arguments.device), options, drafts=drafts)
+
+
+def _this_processor(options: dict[str, Any]) -> DeviceSheet:
+    """Its rates are measured on the spot, and are those that kernels reach."""
+    limits = measure_limits(options.get("num_threads"))
+    dtype = options.get("dtype", "bfloat16")
+    peak = limits.peaks.get(dtype) or limits.peaks.get("float32")
+    if not peak or not limits.bandwidth:
+        raise OptionError("device=cpu: its rates are measured by a program that needs a C++ compiler. Install one.")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DeviceSheet("cpu", memory, limits.bandwidth, peak, limits.bandwidth, runtime_bytes=0)
 
 
 def _share(flag: str, text: str) -> float:
