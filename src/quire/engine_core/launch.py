@@ -184,7 +184,14 @@ def _feed(config: EngineConfig, plan: CachePlan, adapters: EngineAdapters) -> Ca
     if config.kv_events is None and not config.tells_cache_changes:
         return None
     digest = ChainHasher(config.block_size, config.prefix_hash_key or None).digest
-    log = CacheChangeLog(CacheChangeLog.group_of(plan.groups), config.block_size, digest, adapters.name_of)
+    log = CacheChangeLog(
+        CacheChangeLog.group_of(plan.groups),
+        config.block_size,
+        digest,
+        adapters.name_of,
+        # a front that chooses between cores needs names alone
+        tells_contents=config.kv_events is not None,
+    )
     publisher = None if config.kv_events is None else KVEventPublisher(config.kv_events, config.replica)
     return CacheFeed(log, publisher, tells_client=config.tells_cache_changes)
 

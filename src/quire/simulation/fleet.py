@@ -48,16 +48,21 @@ class Fleet:
         self._news: list[tuple[float, int, int, Callable[[], None]]] = []
         self._ended: list[tuple[float, int, Record]] = []
         self._num_news = 0
-        self.replicas = [
-            Replica(
-                deployment.of_replica(number, _KEY),
-                number,
-                self._end,
-                may_leap=may_leap,
-                tell=self._teller(number),
-            )
-            for number in range(num_replicas)
-        ]
+        # one alone need tell nobody
+        self.replicas = (
+            [Replica(deployment, 0, self._end, may_leap=may_leap)]
+            if num_replicas == 1
+            else [
+                Replica(
+                    deployment.of_replica(number, _KEY),
+                    number,
+                    self._end,
+                    may_leap=may_leap,
+                    tell=self._teller(number),
+                )
+                for number in range(num_replicas)
+            ]
+        )
         # (before this time nobody need look, at which replica), and by replica the one that counts
         self._moments: list[tuple[float, int]] = []
         self._moment_of = [math.inf] * num_replicas
@@ -72,15 +77,18 @@ class Fleet:
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives; nothing arrives before it any more."""
         self.advance(at)
+        replica = self.replicas[self._choose(request)] if len(self.replicas) > 1 else self.replicas[0]
+        replica.advance(at)
+        replica.add(request, at)
+        self._look(replica)
+
+    def _choose(self, request: EngineRequest) -> int:
         num_tokens = len(request.prompt_token_ids)
         blocks = self._names_of(request)
         num_sequences = request.sampling.n
         choice = self.router.choose(blocks, num_tokens, num_sequences)
         self.router.begin(request.request_id, choice, blocks, num_tokens, num_sequences)
-        replica = self.replicas[choice.replica]
-        replica.advance(at)
-        replica.add(request, at)
-        self._look(replica)
+        return choice.replica
 
     def advance(self, until: float = math.inf) -> None:
         """All that happens before that time."""

@@ -52,12 +52,16 @@ class CacheChangeLog:
         block_size: int,
         digest: Callable[[bytes], bytes],
         name_of_adapter: Callable[[int], str | None] = lambda _: None,
+        *,
+        tells_contents: bool = True,
     ) -> None:
-        """`group`: whose blocks are told of. `digest`: keyed, for what nobody outside may read."""
+        """`group`: whose blocks are told of. `digest`: keyed, for what nobody outside may read. `tells_contents`: not
+        where names are enough for those outside."""
         self._group = group
         self._name_of_adapter = name_of_adapter
         self._block_size = block_size
         self._digest = digest
+        self._tells_contents = tells_contents
         self._states: dict[bytes, _State] = {}
         # in the order in which they changed
         self._changed: dict[bytes, None] = {}
@@ -74,22 +78,23 @@ class CacheChangeLog:
         name = hashes[index]
         if group != self._group or name in self._states:
             return
+        parent = hashes[index - 1] if index else None
+        content = self._content_of(sequence, index, parent) if self._tells_contents else _Content(parent, [], 0, "")
+        self._changed[name] = None
+        self._states[name] = _State(is_there=True, content=content)
+
+    def _content_of(self, sequence: Sequence, index: int, parent: bytes | None) -> _Content:
         size = self._block_size
         request = sequence.request
-        media = request.message.media
         end = (index + 1) * size
         secrets = [request.message.cache_salt.encode(), request.scope]
+        media = request.message.media
         secrets += [image.content_hash for image in media if image.start < end and image.end > index * size]
-        other = self._digest(b"".join(secrets)).hex() if any(secrets) else ""
-        self._changed[name] = None
-        self._states[name] = _State(
-            is_there=True,
-            content=_Content(
-                parent=hashes[index - 1] if index else None,
-                token_ids=sequence.token_ids(index * size, end).tolist(),
-                adapter=request.message.adapter,
-                other=other,
-            ),
+        return _Content(
+            parent=parent,
+            token_ids=sequence.token_ids(index * size, end).tolist(),
+            adapter=request.message.adapter,
+            other=self._digest(b"".join(secrets)).hex() if any(secrets) else "",
         )
 
     def named(self, key: BlockKey) -> None:
