@@ -225,3 +225,15 @@ def test_drafts_that_are_right_save_steps_and_wrong_ones_are_given_up():
     assert steps(1.0) < 110
     assert 130 < steps(0.7) < 280
     assert 350 < steps(0.0) <= 401
+
+
+def test_requests_that_can_never_run_fail_alone_and_all_of_them_are_one_line(tmp_path, capsys):
+    outcome, records = run([Arrival(0.0, 3000, 5), Arrival(0.0, 30, 5)])
+    assert "maximum context length" in records[0].error
+    assert (outcome.tally.num_completed, outcome.summary["requests"]["failed"]) == (1, 1)
+    (tmp_path / "trace.csv").write_text(AZURE.replace(",374,", ",9374,").replace(",396,", ",9396,"))
+    argv = ["simulate", "--model", "llama-3-8b", "--device", "h100", "--trace", str(tmp_path / "trace.csv")]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert "no request of trace.csv could run: This model's maximum context length" in error
+    assert error.count("\n") == 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.config.device_sheets import DEVICE_SHEETS, DeviceSheet, device_sheet
 from quire.engine_core.executor.modelled import DraftQuality
-from quire.errors import OptionError
+from quire.errors import CapacityError, OptionError
 from quire.interfaces.cli.bench_flags import number, whole_number
 from quire.interfaces.cli.bench_limits import measure_limits
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
@@ -84,6 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         router=arguments.router,
         age=0.0 if arguments.router_age == "0" else number("--router-age", arguments.router_age),
     )
+    if not outcome.tally.num_completed:
+        reason = next(iter(outcome.tally.errors), "there was none")
+        raise CapacityError(f"{arguments.model}: no request of {load.name} could run: {reason}")
     asked = {
         "model": arguments.model,
         "device": deployment.device.name,
