@@ -5,9 +5,15 @@ import random
 import pytest
 
 from quire.messages import sequence_id_of
+from quire.simulation.arrivals import request_of
 from quire.simulation.baselines.buddy_manager import with_buddies
 from quire.simulation.baselines.reservations import longest, oracle, power_of_two_output
 from quire.simulation.baselines.run_to_end import RunToEnd
+from quire.simulation.paper.assumptions import Assumptions
+from quire.simulation.paper.systems import FASTER_TRANSFORMER, MAX, OPT_13B, ORACLE, deploy_system
+from quire.simulation.paper.workloads import ALPACA
+from quire.simulation.records import Record
+from quire.simulation.replica import Replica
 from quire.testing.core import CoreUnderTest
 
 RESERVATIONS = {"max": longest(128), "pow2": power_of_two_output(128), "oracle": oracle}
@@ -110,3 +116,17 @@ def test_a_batch_runs_to_its_end_before_the_next_one_starts():
     assert not any(set(ids) & {0, 1, 2} and set(ids) & {3, 4, 5} for ids in together)
     assert policy.batch_by_request == {0: 1, 1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 3}
     assert len(core.tokens[sequence_id_of(6, 0)]) == 22
+
+
+@pytest.mark.parametrize("system", [ORACLE, MAX, FASTER_TRANSFORMER])
+def test_steps_that_are_made_together_change_nothing(system):
+    def records(may_leap: bool) -> list[Record]:
+        found: list[Record] = []
+        replica = Replica(deploy_system(system, OPT_13B, Assumptions()), 0, found.append, may_leap=may_leap)
+        for number, arrival in enumerate(ALPACA.arrivals(8.0, 40, Assumptions())):
+            replica.advance(arrival.at)
+            replica.add(request_of(arrival, number, 50_000), arrival.at)
+        replica.advance()
+        return found
+
+    assert records(may_leap=True) == records(may_leap=False)
