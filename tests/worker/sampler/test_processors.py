@@ -309,3 +309,13 @@ def test_rows_that_ask_for_nothing_cost_nothing(processor):
     for row in ROWS.tolist():
         bench.processor.release(row)
         bench.processor.release(row)
+
+
+def test_nothing_is_left_of_a_row_that_was_released() -> None:
+    """The next sequence in it may ask for no penalties, and stand in a batch beside one that does."""
+    bench = Bench(PENALTIES)
+    bench.admit(5, [1, 2], repetition_penalty=2.0, frequency_penalty=1.0)
+    logits = [float(token) for token in range(VOCAB)]
+    assert bench.apply_to(5, logits).tolist() != logits
+    bench.processor.release(5)
+    assert bench.apply_to(5, logits).tolist() == logits

@@ -40,6 +40,8 @@ class Penalties:
         self._use(fork.row, is_used=fork.parent_row in self.rows)
 
     def release(self, row: int) -> None:
+        # whoever has the row next may stand in a batch beside one that is penalised, and need not be admitted here
+        self._strengths[row] = self.none
         self._use(row, is_used=False)
 
     def _use(self, row: int, *, is_used: bool) -> None:
