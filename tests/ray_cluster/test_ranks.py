@@ -18,7 +18,7 @@ def generated(checkpoint, **options):
         core.shutdown()
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"])
 def test_the_tokens_are_those_of_one_rank(cluster, checkpoint, size):
     expected, _ = generated(checkpoint)
     assert generated(checkpoint, **RAY, **{size: 2}) == (expected, True)

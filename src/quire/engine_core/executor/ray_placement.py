@@ -97,7 +97,7 @@ class RayPlacement:
         self._grid = config.grid
         assert config.host_ip is not None
         self._host_ip = config.host_ip
-        self._ray = _connected()
+        self._ray, self._has_connected = _connected()
         self._group: Any = None
         self._listener = KeyedListener(self._host_ip)
         self._ears, self._sight_address = self._listener.invite(zmq.PULL)
@@ -166,7 +166,8 @@ class RayPlacement:
         self._listener.close()
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
-        self._ray.shutdown()
+        if self._has_connected:
+            self._ray.shutdown()
         self._ray = None
 
     # ------------------------------------------------------------------------------------------ inside
@@ -270,8 +271,8 @@ class RayPlacement:
         self._hosts.clear()
 
 
-def _connected() -> Any:
-    """Ray, connected to the cluster of this machine."""
+def _connected() -> tuple[Any, bool]:
+    """Ray, connected to the cluster of this machine, and whether it was not before."""
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -279,6 +280,9 @@ def _connected() -> Any:
         raise OptionError(
             "distributed_executor_backend=ray: Ray is not installed. pip install 'quire[ray]', on every machine."
         ) from error
+    if ray.is_initialized():
+        # whoever has connected this process has plans of its own
+        return ray, False
     try:
         ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
     except ConnectionError as error:
@@ -286,7 +290,7 @@ def _connected() -> Any:
             "distributed_executor_backend=ray: no cluster of Ray runs on this machine. Start one (ray start --head "
             "--include-dashboard=false --node-ip-address=...), join the others to it, or name it in RAY_ADDRESS."
         ) from error
-    return ray
+    return ray, True
 
 
 def _bundles(grid: RankGrid, num_threads: int, most_processors: float) -> list[list[int]]:
