@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """One processor a machine: two ranks never stand on one."""
+    """Two processors a machine: two ranks of two threads never stand on one, and two of one thread do."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -25,7 +25,7 @@ def cluster():
     # what Ray starts finds what this process finds
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["OMP_NUM_THREADS"] = "1"
-    common = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    common = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
     made = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
     made.second = made.add_node(**common)
     made.bring_back = lambda: setattr(made, "second", made.add_node(**common))

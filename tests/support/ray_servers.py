@@ -15,10 +15,10 @@ _SLOW_STEPS = "in_forward:slow:1:0:seconds=0.1"
 
 @contextmanager
 def serving(checkpoint: Path, size: str, fault: str = _SLOW_STEPS) -> Iterator[ServerProcess]:
-    """Two ranks; `size`: the flag that says so."""
+    """Two ranks, each with all processors of a machine; `size`: the flag that says so."""
     command = [
         "-m", "quire", "serve", str(checkpoint), "--port", "0", size, "2", "--distributed-executor-backend", "ray",
-        "--host-ip", "127.0.0.1", "--num-threads", "1", "--kv-cache-memory-bytes", str(16 << 20), "--device", "cpu",
+        "--host-ip", "127.0.0.1", "--num-threads", "2", "--kv-cache-memory-bytes", str(16 << 20), "--device", "cpu",
     ]  # fmt: skip
     with ServerProcess(command, {"QUIRE_FAIL": fault}) as server:
         yield server

@@ -12,7 +12,7 @@ import os, sys, threading, time
 from pathlib import Path
 import torch
 from quire.worker import kernels
-from quire.worker.crossing import StageCrossing, SumCrossing
+from quire.worker.crossing import CONNECTION_LOST, StageCrossing, SumCrossing
 from quire.worker.kernels import reference
 
 rank, size, folder, what = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
@@ -62,7 +62,7 @@ def lost():
     if rank == 1:
         return
     kernels.all_reduce(torch.ones(4), None, memory, rank, size, torch.float32)
-    assert int(memory[:4].view(torch.int32)) == 1, "nobody said that a rank was lost"
+    assert int(memory[:4].view(torch.int32)) == CONNECTION_LOST, "nobody said that a rank was lost"
 
 def aborted():
     sums()

@@ -28,6 +28,8 @@ _LONGEST = timedelta(hours=1)
 _LINE_INTS = 16
 # Sent and not yet taken.
 _MOST_UNDER_WAY = 16
+# What memory says that is aborted for this reason; otherwise 1.
+CONNECTION_LOST = 2
 logger = logging.getLogger(__name__)
 
 
@@ -88,7 +90,7 @@ class Joint:
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             logger.error("rank %d of a group has lost another one: %s", self._rank, reason)
-            self._aborted[0] = 1
+            self._aborted[0] = CONNECTION_LOST
         finally:
             self._line[1] -= 1
 

@@ -99,6 +99,7 @@ class ChildPlacement:
         return Sight(
             {rank.number: self._sight_of(rank) for rank in self.ranks},
             {group: meeting.arrivals(len(group)) for group, meeting in self._meetings.by_group.items()},
+            self._meetings.has_lost_others,
         )
 
     def _sight_of(self, rank: Rank) -> RankSight:

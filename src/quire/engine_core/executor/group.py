@@ -110,6 +110,8 @@ class RankWatch:
                     ended: Rank = key.data
                     self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
                 sight = self._placement.look()
+                if sight.has_lost_others:
+                    self.lose("ranks on several machines have lost each other")
                 self._look_who_is_stopped(sight)
                 self._look_who_is_behind(sight)
                 if self._grid.pipeline > 1 or self._placement.has_crossings:

@@ -2,7 +2,7 @@
 
     core's machine                                       another one
       core, rank 0 <--- decisions, answers (keys) ---> rank 2, rank 3      children of the keeper
-        RayPlacement <------- sight, four a second ------ Keeper           an actor of Ray
+        RayPlacement <------- sight, ten a second ------- Keeper           an actor of Ray
 
 Ray starts it and says when it is gone; what the core and the ranks have to say to each other does not go through it. It
 ends with the core's connection to Ray, and its children with it.
@@ -26,7 +26,8 @@ from quire.errors import EngineError
 from quire.processes.documents import read_document
 from quire.version import __version__
 
-_TELL_SECONDS = 0.25
+# more often than the core looks, so that it sees what is
+_TELL_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 
 

@@ -106,6 +106,8 @@ class Sight(msgspec.Struct, array_like=True):
     ranks: dict[int, RankSight] = {}
     # by group: how many times each of its ranks has met the others
     arrivals: dict[tuple[int, ...], list[int]] = {}
+    # a connection between ranks on several machines has closed
+    has_lost_others: bool = False
 
 
 class Placement(Protocol):

@@ -105,6 +105,8 @@ class RayPlacement:
         self._own: ChildPlacement | None = None
         self._is_aborted = False
         self.ranks: list[Rank] = []
+        # those of them that are on other machines
+        self._kept: list[Rank] = []
         try:
             self._place(config)
         except BaseException:
@@ -118,8 +120,12 @@ class RayPlacement:
         assert own is not None
         return join_all(self.ranks, lambda facts: own.ranks_around_first(config, facts), lambda: self.is_aborted)
 
+    def hosts(self) -> dict[int, list[int]]:
+        """The ranks of each machine; 0 is this one."""
+        return {0: self._own_numbers, **{host.number: host.numbers for host in self._hosts}}
+
     def num_neighbours(self, rank: int) -> int:
-        return next((len(host.numbers) for host in self._hosts if rank in host.numbers), self._num_own)
+        return next(len(numbers) for numbers in self.hosts().values() if rank in numbers)
 
     @property
     def has_crossings(self) -> bool:
@@ -134,6 +140,7 @@ class RayPlacement:
                 host.is_lost(f"the machine {host.ip} says nothing any more")
             sight.ranks.update(host.sight.ranks)
             sight.arrivals.update(host.sight.arrivals)
+            sight.has_lost_others |= host.sight.has_lost_others
         return sight
 
     def _hear_all(self) -> None:
@@ -157,8 +164,9 @@ class RayPlacement:
         self.abort()
         if self._ray is None:
             return
-        for rank in self.ranks:
+        for rank in self._kept:
             rank.end()
+        self._kept.clear()
         self.ranks.clear()
         if self._own is not None:
             self._own.close()
@@ -227,14 +235,14 @@ class RayPlacement:
             pids = ray.get(host.keeper.pids.remote(), timeout=_STARTING_SECONDS)
             host.processes = {number: KeptProcess(pid) for number, pid in pids.items()}
             host.watch()
-        self._num_own = len(by_node[own_node])
-        self._own = ChildPlacement(config, by_node[own_node], {}, self._host_ip)
-        kept = [
+        self._own_numbers = by_node[own_node]
+        self._own = ChildPlacement(config, self._own_numbers, {}, self._host_ip)
+        self._kept = [
             Rank(number, process, channels[number])
             for host in self._hosts
             for number, process in host.processes.items()
         ]
-        self.ranks = sorted([*self._own.ranks, *kept], key=lambda rank: rank.number)
+        self.ranks = sorted([*self._own.ranks, *self._kept], key=lambda rank: rank.number)
 
     def _start_host(
         self, config: WorkerConfig, ip: str, numbers: list[int], bundle: int, channels: dict[int, KeyedChannel]

@@ -18,6 +18,7 @@ _NUM_LINES = 128
 # of the links between stages: a line for what was sent, and one for what was taken
 _FIRST_LINK = 65
 _NUM_SLOTS = 16
+_CONNECTION_LOST = 2
 
 
 class SharedMeeting:
@@ -36,11 +37,17 @@ class SharedMeeting:
 
     def abort(self) -> None:
         """Nobody waits for another rank from here on: one of them will never come."""
-        self._counts[0] = 1
+        if not self._counts[0]:
+            self._counts[0] = 1
 
     @property
     def is_aborted(self) -> bool:
         return bool(self._counts[0])
+
+    @property
+    def has_lost_others(self) -> bool:
+        """A connection to a rank on another machine has closed (worker/crossing.py)."""
+        return bool(self._counts[0] == _CONNECTION_LOST)
 
     def arrivals(self, size: int) -> list[int]:
         """How many times each rank has met the others."""
@@ -103,6 +110,10 @@ class GridMeetings:
     @property
     def is_aborted(self) -> bool:
         return any(meeting.is_aborted for meeting in self._all())
+
+    @property
+    def has_lost_others(self) -> bool:
+        return any(meeting.has_lost_others for meeting in self._apart.values())
 
     def close_descriptors(self) -> None:
         for meeting in self._all():
