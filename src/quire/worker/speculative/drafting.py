@@ -31,7 +31,7 @@ class Drafting(StepMember):
         # False: nobody proposes, and a step has nothing to do here unless it was asked for drafts or has late rows
         self.is_on = type(proposer) is not NoProposer
         # Right drafts that a recurrent state has not absorbed are computed once more, which the core cannot foresee.
-        self._concerns_all = table.num_state_blocks > 0 and not isinstance(proposer, NoProposer)
+        self._concerns_all = self.is_on and table.num_state_blocks > 0
 
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
         self.proposer.set_progress(scheduled.progress)
