@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from tests.support.rank_runs import NUM_TOKENS, prompts, ways
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
-from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in the default run, a way each; the others by night
 SAMPLE = {
@@ -20,27 +21,12 @@ OTHERS = [
     "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "deepseek_v2", "lfm2", "qwen3_5_text",
     "mamba2", "granitemoehybrid", "gemma3", "gemma4",
 ]  # fmt: skip
-WAYS = {
-    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
-    "preempted": {"num_gpu_blocks_override": 30, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
-    "swapped": {"num_gpu_blocks_override": 30, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
-    "ahead": {"async_scheduling": True},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-}
+WAYS = ways(30)
 # those with several block tables, or states, need more for one request
 MORE_BLOCKS = {
     "qwen3_next": 160, "granitemoehybrid": 160, "qwen3_5_text": 160, "lfm2": 80, "gpt_oss": 80, "llama4": 80,
     "gemma3": 80, "gemma4": 80,
 }  # fmt: skip
-LENGTHS = (1, 17, 40, 40)
-NUM_TOKENS = 24
-
-
-def prompts():
-    generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    made[3][:32] = made[2][:32]  # a prefix that is found
-    return made
 
 
 def generate(path, **options):

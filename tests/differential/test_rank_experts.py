@@ -4,11 +4,12 @@ import pytest
 import torch
 from tests.support.gguf_checkpoints import write_gguf
 from tests.support.quantized_checkpoints import write_awq, write_mxfp4
+from tests.support.rank_runs import NUM_TOKENS, prompts, ways
 from transformers import AutoModelForCausalLM
 
 from quire.errors import ModelError, OptionError
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
-from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in the default run, a way each; the others by night
 SAMPLE = {
@@ -19,23 +20,8 @@ SAMPLE = {
     "drafts": "qwen3_next",
 }
 OTHERS = ["qwen2_moe", "deepseek_v2_groups", "deepseek_v3_groups", "llama4", "granitemoehybrid"]
-WAYS = {
-    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
-    "preempted": {"num_gpu_blocks_override": 96, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
-    "swapped": {"num_gpu_blocks_override": 96, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
-    "ahead": {"async_scheduling": True},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-}
-LENGTHS = (1, 17, 40, 40)
-NUM_TOKENS = 24
+WAYS = ways(96)
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-
-
-def prompts():
-    generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    made[3][:32] = made[2][:32]  # a prefix that is found
-    return made
 
 
 def generate(path, **options):

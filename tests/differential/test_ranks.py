@@ -4,12 +4,13 @@ import pytest
 import torch
 from tests.support import quantized_checkpoints as writers
 from tests.support.gguf_checkpoints import write_gguf
+from tests.support.rank_runs import NUM_TOKENS, prompts, ways
 from transformers import AutoModelForCausalLM
 
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
-from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in the default run; the others by night
 SAMPLE = ["llama", "qwen3_moe", "deepseek_v3_groups", "lfm2"]
@@ -17,22 +18,7 @@ OTHERS = [
     "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2",
     "llama4", "qwen3_next", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3", "gemma4",
 ]  # fmt: skip
-WAYS = {
-    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
-    "preempted": {"num_gpu_blocks_override": 40, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
-    "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
-    "ahead": {"async_scheduling": True},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-}
-LENGTHS = (1, 17, 40, 40)
-NUM_TOKENS = 24
-
-
-def prompts():
-    generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    made[3][:32] = made[2][:32]  # a prefix that is found
-    return made
+WAYS = ways(40)
 
 
 def with_two(path, way, **options):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.rank_runs import NUM_TOKENS, prompts, ways
 from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
@@ -10,7 +11,7 @@ from quire.failpoints import arm
 from quire.messages import DecodingSpec, EngineRequest, split_sequence_id
 from quire.sampling_params import SamplingParams
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
-from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in the default run, a way each; the others by night
 SAMPLE = {
@@ -24,27 +25,12 @@ OTHERS = [
     "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3_groups",
     "llama4", "lfm2", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3",
 ]  # fmt: skip
-WAYS = {
-    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
-    "preempted": {"num_gpu_blocks_override": 40, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
-    "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
-    "ahead": {"async_scheduling": True},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-}
+WAYS = ways(40)
 # those with several block tables need more for one request
 MORE_BLOCKS = {
     "qwen2_moe": 80, "gpt_oss": 80, "llama4": 80, "granitemoehybrid": 80, "gemma3": 80, "qwen3_next": 80,
 }  # fmt: skip
-LENGTHS = (1, 17, 40, 40)
-NUM_TOKENS = 24
 OPTIONS = {"pipeline_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20}
-
-
-def prompts():
-    generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
-    made[3][:32] = made[2][:32]  # a prefix that is found
-    return made
 
 
 def check(tmp_path, family, **options):
