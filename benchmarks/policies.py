@@ -6,7 +6,8 @@ Real scheduler and KV cache manager; steps take what policy_traces.py says of a 
 a decision are the same in every run. The traces: a prompt of 100,000 tokens ahead of short ones (4.5.1); ShareGPT's
 lengths near capacity; a stream of short prompts that fills every step, with a few long ones near its beginning; chats
 that share prefixes in a cache that is too small. Then the stream at several lengths: whose worst wait grows with it?
-With what staging size? And ShareGPT with one urgent request in ten. Ends in one line of JSON.
+With what staging size? What does a better mean cost the worst wait? And ShareGPT with one urgent request in ten. Ends
+in one line of JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LONGER_STREAMS = (10.0, 20.0, 40.0, 80.0, 160.0)
 BOUND = "two_level, bound"
 URGENT_SHARE = 0.1
 STAGING_SIZES = (1, 8, 32, 128)
+OVERTAKING = (0.25, 0.5, 0.7, 1.0, 2.0)
 FULL_STREAM = "starvation, prompts that fill a step"
 Row = dict[str, Any]
 
@@ -53,6 +55,7 @@ def main() -> None:
         "starvation": lambda: starvation(STREAMS[fewer], SHORT),
         FULL_STREAM: lambda: starvation(LONGER_STREAMS[fewer], STEP_FILLING),
         "staging size": lambda: staging([sharegpt(3000 // size, rate), stream(20.0 / size), chats(8 // size)]),
+        "edge": lambda: edge(stream(10.0 / size)),
         "urgent": lambda: urgent(sharegpt(3000 // size, rate, urgent_share=URGENT_SHARE)),
     }
     results = {name: part() for name, part in parts.items() if arguments.only in name}
@@ -132,6 +135,17 @@ def staging(traces: list[Trace]) -> dict[str, Any]:
         columns = (f"{row['ttft_mean']:>8.3f}{row['ttft_worst']:>8.3f} s" for row in found.values())
         print(f"{trace.name:<36}" + "".join(columns), flush=True)
     return rows
+
+
+def edge(trace: Trace) -> dict[str, Any]:
+    """What the mean costs the worst wait: shares of the line that may overtake its first one, between FIFO and SRTF."""
+    print(f"\n{trace.name}: TTFT mean and worst; bounded_srtf by its share")
+    found = {"fifo": run(trace, "fifo").row()}
+    found |= {f"{share:g}": run(trace, "bounded_srtf", overtaking=share).row() for share in OVERTAKING}
+    found["srtf"] = run(trace, "srtf").row()
+    for name, row in found.items():
+        print(f"{name:<22}{row['ttft_mean']:>10.3f}{row['ttft_worst']:>8.3f} s", flush=True)
+    return {name: {key: row[key] for key in ("ttft_mean", "ttft_worst")} for name, row in found.items()}
 
 
 def urgent(trace: Trace) -> dict[str, Row]:

@@ -13,6 +13,7 @@ import numpy as np
 from instant_executor import InstantExecutor
 from policy_traces import VOCAB, Engine, Trace
 
+from quire.engine_core.scheduler.policies.bounded_srtf import BoundedShortest
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import EngineRequest, SchedulerOutput, StepOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
@@ -123,6 +124,7 @@ class Outcome:
 def core_of(engine: Engine, policy: str, **further: float) -> CoreUnderTest:
     """The real core on an executor that answers at once. Each run has a policy of its own, for they have state."""
     name, options = POLICIES[policy]
+    overtaking = further.pop("overtaking", None)
     core = CoreUnderTest(
         num_blocks=engine.num_slots // engine.block_size,
         block_size=engine.block_size,
@@ -130,7 +132,7 @@ def core_of(engine: Engine, policy: str, **further: float) -> CoreUnderTest:
         max_num_seqs=engine.max_num_seqs,
         max_model_len=engine.max_model_len,
         costs=engine.costs,
-        policy=name,
+        policy=name if overtaking is None else BoundedShortest(overtaking=overtaking),
         policy_options={**options, **further},
         vocab_size=VOCAB,
         check_invariants=False,
