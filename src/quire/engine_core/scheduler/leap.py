@@ -16,7 +16,7 @@ from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.running import StepsInFlight
-from quire.engine_core.scheduler.speculation import Speculation
+from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.messages import NO_INTS, IntArray
 from quire.observability.recorder import Recorder
 
@@ -33,7 +33,7 @@ class Leap:
         rows: Rows,
         lifecycle: Lifecycle,
         admission_control: AdmissionControl,
-        speculation: Speculation | None,
+        speculation: Speculation,
         in_flight: StepsInFlight,
         constraints: tuple[Constraint, ...],
         max_num_batched_tokens: int,
@@ -49,7 +49,7 @@ class Leap:
         self._max_num_batched_tokens = max_num_batched_tokens
         # recorded decisions are those of steps, and drafts make steps uneven
         is_seen = type(manager.pool.recorder) is not Recorder
-        self._is_possible = not is_seen and speculation is None
+        self._is_possible = not is_seen and isinstance(speculation, NoSpeculation)
 
     def horizon(self, step: int) -> tuple[IntArray, int]:
         """(rows, steps): these rows get a token each in every one of so many steps. `step`: of those that were

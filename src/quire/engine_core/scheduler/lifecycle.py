@@ -92,7 +92,7 @@ class Lifecycle:
         manager: KVCacheManager,
         rows: Rows,
         admission: Admission,
-        speculation: Speculation | None,
+        speculation: Speculation,
         in_flight: StepsInFlight,
     ) -> None:
         self.requests: dict[int, Request] = {}
@@ -213,8 +213,7 @@ class Lifecycle:
         if sequence.row < 0:
             self.running.place(sequence)
             self._rows.set_stop_ids(sequence.row, sequence.request.stop_ids)
-            if self._speculation is not None:
-                self._speculation.reset(sequence.row)
+            self._speculation.reset(sequence.row)
             self._set_limits(sequence)
 
     def set_progress(self, sequence: Sequence, num_computed_tokens: int) -> None:
@@ -245,7 +244,7 @@ class Lifecycle:
     def _drafts_of(self, sequence: Sequence) -> tuple[int, int]:
         """(drafts, accepted ones) since it began."""
         earlier = sequence.earlier_drafts
-        if self._speculation is None or sequence.row < 0:
+        if sequence.row < 0:
             return earlier
         now = self._speculation.counts(sequence.row)
         return earlier[0] + now[0], earlier[1] + now[1]

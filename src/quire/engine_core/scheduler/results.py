@@ -39,7 +39,7 @@ class Results:
         manager: KVCacheManager,
         rows: Rows,
         lifecycle: Lifecycle,
-        speculation: Speculation | None,
+        speculation: Speculation,
         in_flight: StepsInFlight,
     ) -> None:
         self.in_flight = in_flight
@@ -235,8 +235,7 @@ class Results:
         self._rows.settle_drafts(rows, computed, totals, decided.num_changes, granted[rows], growth[rows])
         # with no draft verified it may be one that has stepped back by a token
         self._rows.doubt(rows[speculated[3] == 0], computed[speculated[3] == 0])
-        if self._speculation is not None:
-            self._speculation.observe(speculated)
+        self._speculation.observe(speculated)
 
     # ------------------------------------------------------------------------------------------ failures
 

@@ -38,7 +38,7 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
-from quire.engine_core.scheduler.speculation import Speculation
+from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
@@ -72,7 +72,7 @@ class Scheduler:
         self.rows = rows
         self.policy = policy
         self.recovery = recovery
-        self.speculation = speculation
+        self.speculation = speculation or NoSpeculation()
         self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
         uncut = Uncut(max_num_batched_tokens)
@@ -182,13 +182,7 @@ class Scheduler:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
         self.rows.grant(rows, num_tokens)
         self._shares.charge(self.rows.tenant[rows], num_tokens)
-        speculation = self.speculation
-        num_drafts = 0 if speculation is None else speculation.num_drafts(rows, self.rows.num_total[rows])
-        growth = self.rows.promise(rows, num_drafts)
-        transfers = self._transfers
-        step_data = transfers.step_data() if transfers.fetches or transfers.to_store else {}
-        if speculation is not None:
-            step_data |= speculation.step_data(growth)
+        growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
         self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
         changes = self.lifecycle.changes
@@ -202,7 +196,7 @@ class Scheduler:
             appended=[entry for entries in changes.appended.values() for entry in entries],
             rows=rows,
             num_tokens=num_tokens,
-            step_data=step_data,
+            step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},
         )
         self.manager.take_moves_into(decision)
         self.recorder.decided(decision)
@@ -479,7 +473,7 @@ class Scheduler:
             **{f"{name}_total": count for name, count in counts.items()},
             **self.manager.statistics(),
             **self.recovery.statistics(),
-            **(self.speculation.statistics() if self.speculation is not None else {}),
+            **self.speculation.statistics(),
             **self._transfers.statistics(),
             **{f"kv_slots_{name}": count for name, count in account["slots"].items()},
             **{f"host_slots_{name}": count for name, count in account["host_slots"].items()},

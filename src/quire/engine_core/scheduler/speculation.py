@@ -81,6 +81,30 @@ class Speculation(Protocol):
     def statistics(self) -> dict[str, float]: ...
 
 
+class NoSpeculation:
+    """A token a step."""
+
+    lookahead = 0
+
+    def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
+        return 0
+
+    def step_data(self, growth: IntArray) -> dict[str, Any]:
+        return {}
+
+    def observe(self, speculated: IntArray) -> None:
+        """There is nothing to see."""
+
+    def reset(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def counts(self, row: int) -> tuple[int, int]:
+        return 0, 0
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+
 class AdaptiveSpeculation:
     """Chooses 0 ... most drafts by what they bring. Where they bring nothing, it tries again from time to time."""
 
