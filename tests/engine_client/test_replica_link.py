@@ -411,6 +411,21 @@ def test_one_that_cannot_be_started_again_is_an_error():
     assert stage.ask()[1] == 1
 
 
+def test_one_that_runs_already_is_not_started_again_and_the_others_hear_nothing():
+    stage = Stage()
+    stage.link.send(ControlCall(call_id=7, name="replicas.start", args={"number": 0}))
+    [reply] = stage.link.receive(0)
+    assert (reply.call_id, reply.error) == (7, "replica 0 runs already.")
+    assert {stage.ask([n] * 20)[1] for n in range(6)} == {0, 1}
+
+
+def test_a_message_that_raises_does_not_come_again():
+    stage = Stage()
+    with pytest.raises(KeyError):
+        stage.link.send(ControlCall(call_id=7, name="replicas.serve", args={"number": 9}))
+    assert {stage.ask([n] * 20)[1] for n in range(6)} == {0, 1}
+
+
 @pytest.mark.parametrize("policy", ["round_robin", "least_loaded"])
 def test_the_policy_is_the_one_that_was_asked_for(policy):
     stage = Stage(routing_policy=policy)

@@ -204,11 +204,14 @@ class ReplicaLink:
     def _send_on(self) -> None:
         """What has come in, in its order, as far as this turn's share of names goes."""
         while self._inbox:
-            match message := self._inbox[0]:
+            message = self._inbox[0]
+            blocks = self._names_of(message) if isinstance(message, EngineRequest) else []
+            if blocks is None:
+                break
+            # before it is dealt with: one that raises must not come again
+            self._inbox.popleft()
+            match message:
                 case EngineRequest():
-                    blocks = self._names_of(message)
-                    if blocks is None:
-                        break
                     self._send_request(message, blocks)
                 case ExtendRequest():
                     self._extend(message)
@@ -216,7 +219,6 @@ class ReplicaLink:
                     self._abort(message)
                 case ControlCall():
                     self._control(message)
-            self._inbox.popleft()
         self._ring(bool(self._inbox))
 
     def _ring(self, is_ringing: bool) -> None:
@@ -339,7 +341,9 @@ class ReplicaLink:
 
     def _start(self, call_id: int, number: int) -> None:
         """A core in the place of one that has died; answered when it has loaded."""
-        assert number not in self._copies, f"replica {number} runs already"
+        if number in self._copies:
+            self._answers.append(ControlReply(call_id=call_id, error=f"replica {number} runs already."))
+            return
         if (link := self._remains.pop(number, None)) is not None:
             link.close()
         self._open(number).start_call = call_id

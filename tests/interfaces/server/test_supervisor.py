@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,33 @@ def test_an_engine_that_stands_still_and_goes_on_is_told_of_and_not_ended(play):
         watching.cancel()
 
     play(test())
+
+
+def test_a_replica_that_was_lost_before_all_were_started_again_is_not_replaced(play):
+    async def test():
+        stage = Stage(None, most=9)
+        running, tending = stage.run(), asyncio.create_task(stage.supervisor.tend_replicas())
+        stage.engine.losses = [Loss(0, "it crashed", None)]
+        await _until(lambda: "replica 0" in stage.engine.log)
+        # the last one dies as well: all are started again, and the other replica would wait longer for its turn
+        stage.engine.dead_reason = "it crashed as well"
+        await _until(lambda: "lost" in stage.engine.log)
+        stage.engine.losses = [Loss(1, "it crashed", None)]
+        await stage.is_ready.wait()
+        assert not stage.engine.losses
+        await asyncio.sleep(1.5)
+        assert "replica 1" not in stage.engine.log
+        stage.engine.losses = [Loss(1, "it crashed again", None)]
+        await _until(lambda: "replica 1" in stage.engine.log)
+        running.cancel()
+        tending.cancel()
+
+    play(test())
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.01)
 
 
 def test_reports_are_private_and_few(tmp_path):

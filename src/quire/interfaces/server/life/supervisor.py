@@ -79,6 +79,8 @@ class Supervisor:
         self._is_standing = False
         self._clock = clock
         self._judges: dict[EngineProcess, StallJudge] = {}
+        # of all replicas together
+        self._num_restarts = 0
         # of those that have stalled, what their threads did
         self._stacks: dict[EngineProcess, str] = {}
 
@@ -96,18 +98,20 @@ class Supervisor:
         """For ever: another replica in the place of one that died while others go on."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            num_restarts = self._num_restarts
             for loss in self._engine.take_losses():
                 try:
-                    await self._replace(loss)
+                    await self._replace(loss, num_restarts)
                 except Exception:  # the others must not fall with it
                     logger.exception("replacing replica %d failed", loss.replica)
 
-    async def _replace(self, loss: Loss) -> None:
+    async def _replace(self, loss: Loss, num_restarts: int) -> None:
+        """`num_restarts`: when the loss was heard of. Whatever replica has its number since the next one is another."""
         await self._report(loss.reason, loss.process)
         while (pause := self._policy.pause(self._clock())) is not None:
             logger.error("replica %d is started again%s", loss.replica, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
-            if self._engine.dead_reason is not None:
+            if self._engine.dead_reason is not None or self._num_restarts != num_restarts:
                 return  # the last one has died as well, and all of them are started again
             self._metrics.engine_restarts.add()
             try:
@@ -145,6 +149,7 @@ class Supervisor:
         """Why it failed, or None."""
         logger.error("the engine died: %s It is started again%s.", cause, f" in {pause:g} s" if pause else "")
         await asyncio.sleep(pause)
+        self._num_restarts += 1
         self._metrics.engine_restarts.add()
         began = self._clock()
         try:
