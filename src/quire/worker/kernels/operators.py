@@ -123,7 +123,9 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     ),
     "all_reduce": lambda x, bias, meeting, rank, size, dtype: torch.empty_like(x, dtype=dtype),
     "all_gather": lambda x, meeting, rank, size, total: x.new_empty((*x.shape[:-1], total)),
-    "packed_rows": lambda packed, ids, dtype, num_columns, first: ids.new_empty((len(ids), num_columns), dtype=dtype),
+    "packed_rows": lambda packed, ids, dtype, num_columns, first: ids.new_empty(
+        (ids.shape[0], num_columns), dtype=dtype
+    ),
     "route_tokens": lambda logits, bias, top_k, *_: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
