@@ -7,6 +7,11 @@ import pytest
 from quire.interfaces.cli import main
 
 
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "warning")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
