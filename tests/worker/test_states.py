@@ -174,19 +174,6 @@ def test_drafts_leave_no_trace_in_a_state(checkpoint, expected, wrong_every):
     assert (num_steps < NUM_NEW) == (wrong_every > 1)
 
 
-def test_the_core_is_told_of_rows_without_drafts_where_drafts_may_come_again(checkpoint, expected):
-    """A state may have absorbed less than the core can foresee."""
-    answers = {row: [*prompt, *expected[row]] for row, prompt in PROMPTS.items()}
-    driver = started(checkpoint, Oracle(answers, 1000))
-    for row, prompt in PROMPTS.items():
-        driver.admit(row, prompt)
-    assert driver.step().speculated[0].tolist() == sorted(PROMPTS)
-    without = started(checkpoint)
-    for row, prompt in PROMPTS.items():
-        without.admit(row, prompt)
-    assert not without.step().speculated.size
-
-
 def test_a_failed_step_absorbs_nothing_twice(driver, expected, monkeypatch):
     """It is ended when all has been computed; its rows are computed again one by one."""
     driver.admit(6, PROMPTS[6])

@@ -30,8 +30,6 @@ class Drafting(StepMember):
         self.proposer = proposer
         # False: nobody proposes, and a step has nothing to do here unless it was asked for drafts or has late rows
         self.is_on = type(proposer) is not NoProposer
-        # Right drafts that a recurrent state has not absorbed are computed once more, which the core cannot foresee.
-        self._concerns_all = self.is_on and table.num_state_blocks > 0
 
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
         self.proposer.set_progress(scheduled.progress)
@@ -56,17 +54,16 @@ class Drafting(StepMember):
     def report(
         self, scheduled: SchedulerOutput, late: Collection[int] = (), verified: IntArray | None = None
     ) -> IntArray:
-        """Rows that had drafts, were asked for some or are late, or all of a model with states, with their numbers;
-        `verified` as below."""
+        """Rows that had drafts, were asked for some or are late, with their numbers; `verified` as below."""
         asked = scheduled.step_data.get(NUM_DRAFTS)
-        if asked is None and verified is None and not late and not self._concerns_all:
+        if asked is None and verified is None and not late:
             return _NO_REPORT
         table = self._table
         rows = scheduled.rows
         if verified is None:
             verified = np.zeros((3, table.num_rows), dtype=np.int64)
         num_drafts, num_verified, num_accepted = verified[:, rows]
-        is_concerned = (num_drafts > 0) | self._concerns_all
+        is_concerned = num_drafts > 0
         if asked is not None:
             is_concerned |= asked > 0
         if late:
