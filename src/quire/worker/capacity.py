@@ -267,15 +267,12 @@ def _peak(
     run: Callable[[int], object], most: int, platform: Platform, largest_on_cpu: int = _SIZE_ON_CPU
 ) -> tuple[int, int]:
     """(size that was run, bytes that the largest size needs)."""
-    if _runs_in_full(platform):
-        with platform.measure_peak() as peak:
-            run(most)
-            platform.synchronize()
-        return most, peak.peak_bytes
-    size = min(most, largest_on_cpu)
-    with LiveTensors() as live:
+    is_full = _runs_in_full(platform)
+    size = most if is_full else min(most, largest_on_cpu)
+    with platform.measure_peak() as peak:
         run(size)
-    return size, int(live.peak_bytes * most / size * _INSIDE_KERNELS)
+        platform.synchronize()
+    return size, peak.peak_bytes if is_full else int(peak.peak_bytes * most / size * _INSIDE_KERNELS)
 
 
 def _runs_in_full(platform: Platform) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.resident_peak import resident_peak
 
 from quire.config.quantization import SCHEMES
 from quire.errors import ModelError, OptionError
@@ -12,7 +13,6 @@ from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import QuantizedWeight, apply, by_rows, find_scheme
 from quire.worker.layers.quantization.rounding import to_int4, to_int8
 from quire.worker.model_loader import load_model
-from quire.worker.platforms import current_platform
 
 # Root of the mean squared error, as a part of the weights' own. For normal weights, theory says 0.0075 and 0.082.
 BOUNDS = {"int8": 0.009, "int4": 0.085}
@@ -188,8 +188,8 @@ def test_the_peak_is_what_is_packed_and_one_layer(tmp_path):
     path = make_checkpoint(tmp_path / "large", "llama", hidden_size=1024, intermediate_size=4096, num_hidden_layers=6)
     size = (path / "model.safetensors").stat().st_size
     assert size > 350 * 2**20
-    with current_platform("cpu").measure_peak() as peak:
+    with resident_peak() as peak:
         model = load_model(worker_config(path, quantization="int8"))
     # a quarter of float32, a part of the file, and the largest layer: its codes twice
-    assert peak.peak_bytes < size / 4 + 160 * 2**20
+    assert peak.num_bytes < size / 4 + 160 * 2**20
     del model

@@ -77,32 +77,11 @@ def test_a_container_that_is_over_its_limit_has_nothing_free(machine):
 
 
 def test_a_peak_is_measured_even_if_it_has_passed():
-    platform = current_platform("cpu")
-    with platform.measure_peak() as peak:
-        block = torch.ones(48 * 2**20)
+    with current_platform("cpu").measure_peak() as peak:
+        block = torch.ones(1 << 20)
         del block
-    assert 180 * 2**20 < peak.peak_bytes < 400 * 2**20
-
-
-def test_without_the_kernels_help_the_peak_is_watched(monkeypatch):
-    import quire.worker.platforms.cpu as cpu
-
-    resident, looks = [100], [0]
-
-    def look():
-        looks[0] += 1
-        return resident[0]
-
-    monkeypatch.setattr(cpu, "reset_peak", lambda: False)
-    monkeypatch.setattr(cpu, "resident_bytes", look)
-    monkeypatch.setattr(cpu, "_POLL_SECONDS", 0.0)
-    with cpu.CpuPlatform().measure_peak() as peak:
-        resident[0] = 700
-        seen = looks[0] + 2
-        while looks[0] < seen:
-            pass
-        resident[0] = 300
-    assert peak.peak_bytes == 600
+        torch.ones(1 << 10)
+    assert peak.peak_bytes == 4 << 20
 
 
 def test_types_by_name():

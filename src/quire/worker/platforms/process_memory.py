@@ -6,14 +6,12 @@ them back. Both versions of control groups are read, and every group on the way 
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 from quire.worker.platforms.platform import MemoryReport
 
 # Version 1 says "no limit" as a number near 2**63.
 _UNLIMITED = 2**60
-_STATUS = Path("/proc/self/status")
 
 
 def process_memory(root: Path = Path("/")) -> MemoryReport:
@@ -31,26 +29,6 @@ def process_memory(root: Path = Path("/")) -> MemoryReport:
         elif free < report.free_bytes:
             report = MemoryReport(report.total_bytes, free, report.limit)
     return report
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
-    return _fields(_STATUS, scale=1024).get("VmRSS", 0)
-
-
-def peak_resident_bytes() -> int:
-    """The most that was in RAM since the start of the process, or since `reset_peak`."""
-    peak = _fields(_STATUS, scale=1024).get("VmHWM", 0)
-    return peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def reset_peak() -> bool:
-    """Forget the peak; False where the kernel does not let us."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _fields(file: Path, *, scale: int = 1) -> dict[str, int]:
