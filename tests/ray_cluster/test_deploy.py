@@ -1,5 +1,6 @@
 """`quire deploy`: the official client in front of two copies, one of which is killed."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -69,4 +70,30 @@ def test_two_copies_and_one_of_them_killed(cluster, port):
         assert [ask() for _ in range(8)] == [expected] * 8
         until(lambda: len({process.pid for process in servers()} - before) == 1, 60.0, "Serve started no other copy")
         assert ask() == expected
+    until(lambda: not servers(), 20.0, "a copy outlived the deployment")
+
+
+def test_copies_come_and_go_as_requests_do(cluster, port):
+    command = ["-m", "quire", "deploy", "--max-replicas", "2", "--target-ongoing-requests", "1", "--upscale-delay",
+               "1", "--downscale-delay", "3", "--port", str(port), "--num-threads", "1", "--device", "cpu"]  # fmt: skip
+    with ServerProcess(command) as server:
+        server.wait_for("Quire serves 1 to 2 copies", 180.0)
+        assert len(servers()) == 1
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+        async def stream(number):
+            chunks = await client.completions.create(
+                model="quire-embedded", prompt=[3 + number, 4], max_tokens=200, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            return [chunk.choices[0].finish_reason async for chunk in chunks if chunk.choices][-1]
+
+        async def load():
+            while len(servers()) < 2:
+                assert await asyncio.gather(*(stream(number) for number in range(6))) == ["length"] * 6
+            # the second copy has its part
+            assert await asyncio.gather(*(stream(number) for number in range(6))) == ["length"] * 6
+
+        asyncio.run(asyncio.wait_for(load(), 240.0))
+        until(lambda: len(servers()) == 1, 120.0, "the copy that nobody needs goes on")
     until(lambda: not servers(), 20.0, "a copy outlived the deployment")

@@ -33,6 +33,13 @@ class FakeCopy:
             yield part
 
 
+def front_of(*copies, **options):
+    by_name = {str(number): copy for number, copy in enumerate(copies)}
+    front = Front(by_name.__getitem__, **options)
+    front.copies_are(by_name)
+    return front
+
+
 def chat(text, target="/v1/chat/completions"):
     return Request("POST", target, [], json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
 
@@ -50,7 +57,7 @@ def test_a_copy_that_is_lost_before_it_has_said_anything_costs_nothing():
     async def test():
         lost, other = FakeCopy(None), FakeCopy(JSON, b"{}")
         lost.is_up = False
-        front = Front([lost, other])
+        front = front_of(lost, other)
         assert [await said(front, chat(str(number))) for number in range(4)] == [(200, b"{}")] * 4
         assert front.num_serving == 1
         # it was not asked again
@@ -61,7 +68,7 @@ def test_a_copy_that_is_lost_before_it_has_said_anything_costs_nothing():
 
 def test_a_copy_that_still_loads_passes_its_requests_on():
     async def test():
-        front = Front([FakeCopy(Head(503, []), b"not ready"), FakeCopy(JSON, b"{}")])
+        front = front_of(FakeCopy(Head(503, []), b"not ready"), FakeCopy(JSON, b"{}"))
         assert await said(front, chat("a")) == (200, b"{}")
 
     run(test())
@@ -69,7 +76,7 @@ def test_a_copy_that_still_loads_passes_its_requests_on():
 
 def test_a_stream_that_is_cut_off_ends_with_one_error():
     async def test():
-        front = Front([FakeCopy(STREAM, b"data: 1\n\n", None)])
+        front = front_of(FakeCopy(STREAM, b"data: 1\n\n", None))
         status, text = await said(front, chat("a"))
         assert status == 200
         first, error, end = text.split(b"\n\n")
@@ -82,7 +89,7 @@ def test_a_stream_that_is_cut_off_ends_with_one_error():
 
 def test_an_answer_that_is_cut_off_is_no_whole_one():
     async def test():
-        front = Front([FakeCopy(JSON, b"{", None)])
+        front = front_of(FakeCopy(JSON, b"{", None))
         with pytest.raises(ConnectionError):
             await said(front, chat("a"))
 
@@ -94,7 +101,7 @@ def test_without_a_copy_there_is_one_error_until_one_is_back():
         copy = FakeCopy(None)
         copy.is_up = False
         looks = asyncio.Queue()
-        front = Front([copy], sleep=lambda seconds: looks.get())
+        front = front_of(copy, sleep=lambda seconds: looks.get())
         for _ in range(2):
             status, text = await said(front, chat("a"))
             assert status == 503
@@ -112,10 +119,65 @@ def test_without_a_copy_there_is_one_error_until_one_is_back():
     run(test())
 
 
+def test_copies_come_and_go():
+    async def test():
+        copies = {name: FakeCopy(STREAM, b"data: 1\n\n", b"data: 2\n\n") for name in "abc"}
+        front = Front(copies.__getitem__)
+        assert (await said(front, chat("a")))[0] == 503
+        front.copies_are(["a"])
+        _, begun = await front.answer(chat("a" * 1000))
+        assert await anext(begun) == b"data: 1\n\n"
+        # what a copy has begun it ends, though it is gone and another one has its place
+        front.copies_are(["b", "c"])
+        assert [part async for part in begun] == [b"data: 2\n\n"]
+        for _ in range(6):
+            assert (await said(front, chat("a" * 1000)))[0] == 200
+        assert len(copies["a"].asked) == 1
+        assert len(copies["b"].asked) + len(copies["c"].asked) == 6
+        status, text = await said(front, Request("GET", "/health/ready", [], b""))
+        assert (status, json.loads(text)) == (200, {"serving": 2, "of": 2})
+
+    run(test())
+
+
+def test_a_copy_that_was_lost_and_is_gone_does_not_come_back():
+    async def test():
+        lost, other = FakeCopy(None), FakeCopy(JSON, b"{}")
+        looks = asyncio.Queue()
+        copies = {"lost": lost, "other": other}
+        front = Front(copies.__getitem__, sleep=lambda seconds: looks.get())
+        front.copies_are(["lost"])
+        assert (await said(front, chat("a")))[0] == 503
+        front.copies_are(["other"])
+        await looks.put(None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert front.num_serving == 1
+        assert (await said(front, chat("a"))) == (200, b"{}")
+        assert len(lost.asked) == 1
+
+    run(test())
+
+
+def test_an_answer_of_a_copy_that_is_gone_says_nothing_of_its_successor():
+    async def test():
+        copies = {"old": FakeCopy(STREAM, b"data: 1\n\n", None), "new": FakeCopy(JSON, b"{}")}
+        front = Front(copies.__getitem__)
+        front.copies_are(["old"])
+        _, begun = await front.answer(chat("a"))
+        await anext(begun)
+        front.copies_are(["new"])
+        assert b"engine_restarted" in await anext(begun)
+        # it has the number of the old one, and is not lost
+        assert front.num_serving == 1
+
+    run(test())
+
+
 def test_who_has_answered_the_beginning_of_a_chat_gets_the_rest():
     async def test():
         copies = [FakeCopy(JSON, b"{}") for _ in range(3)]
-        front = Front(copies)
+        front = front_of(*copies)
         texts = {name: name * 700 for name in "abc"}
         for _ in range(5):
             for name in texts:
@@ -130,7 +192,7 @@ def test_who_has_answered_the_beginning_of_a_chat_gets_the_rest():
 def test_what_one_copy_would_keep_is_refused_by_name():
     async def test():
         copy = FakeCopy(JSON, b"{}")
-        front = Front([copy])
+        front = front_of(copy)
         for target in ("/v1/files", "/v1/sessions", "/v1/batches/x", "/v1/responses", "/admin"):
             status, text = await said(front, chat("a", target))
             assert status == 404
@@ -145,7 +207,7 @@ def test_what_one_copy_would_keep_is_refused_by_name():
 def test_any_body_is_passed_on(body):
     async def test():
         copy = FakeCopy(JSON, b"{}")
-        assert (await said(Front([copy]), Request("POST", "/v1/completions", [], body)))[0] == 200
+        assert (await said(front_of(copy), Request("POST", "/v1/completions", [], body)))[0] == 200
         assert copy.asked == [body]
 
     run(test())
@@ -158,7 +220,7 @@ def test_a_copy_is_a_whole_server():
             await asyncio.wait_for(copy.wait_ready(), 120)
             body = json.dumps({"prompt": "One", "max_tokens": 3, "stream": True}).encode()
             headers = [("content-type", "application/json"), ("host", "elsewhere")]
-            front = Front([copy])
+            front = front_of(copy)
             status, text = await said(front, Request("POST", "/v1/completions", headers, body))
             assert status == 200
             assert text.endswith(b"data: [DONE]\n\n")

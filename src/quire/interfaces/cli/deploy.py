@@ -8,16 +8,39 @@ from quire.config.engine_options import EngineOptions
 from quire.errors import OptionError
 from quire.interfaces.cli import serve
 from quire.interfaces.cli.engine_flags import engine_options_of
-from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.deploy.application import Scale, run_deployment
 from quire.routing import POLICIES
 
+# of a number of copies that is not fixed
+_FURTHER = ("target_ongoing_requests", "upscale_delay", "downscale_delay")
 _NOT_BEHIND_A_FRONT = ("admin_port", "admin_host", "api_server_count", "proxy_addresses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
     group = parser.add_argument_group("deployment")
-    group.add_argument("--replicas", default="1", metavar="N", help="copies of the server (default: %(default)s)")
+    group.add_argument("--replicas", metavar="N", help="copies of the server, always as many (default: 1)")
+    group.add_argument(
+        "--max-replicas",
+        metavar="N",
+        help="Ray Serve starts copies up to so many, and ends them again, as requests come and go",
+    )
+    group.add_argument("--min-replicas", metavar="N", help="the fewest, with --max-replicas (default: 1)")
+    group.add_argument(
+        "--target-ongoing-requests",
+        metavar="N",
+        help=f"with --max-replicas: requests in flight for each copy (default: {Scale.target_ongoing_requests:g})",
+    )
+    group.add_argument(
+        "--upscale-delay",
+        metavar="SECONDS",
+        help=f"how long there must have been more before a copy is started (default: {Scale.upscale_delay:g})",
+    )
+    group.add_argument(
+        "--downscale-delay",
+        metavar="SECONDS",
+        help=f"how long there must have been fewer before one is ended (default: {Scale.downscale_delay:g})",
+    )
     group.add_argument(
         "--cpus-per-replica",
         default="1",
@@ -27,8 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.interfaces.deploy.application import run_deployment
-
     engine_options = engine_options_of(arguments)
     server_options = serve.server_options_of(arguments)
     for name in _NOT_BEHIND_A_FRONT:
@@ -43,11 +64,36 @@ def run(arguments: argparse.Namespace) -> int:
         server_options,
         host=arguments.host,
         port=serve.port_of(arguments.port),
-        num_replicas=_count_of("replicas", arguments.replicas),
+        scale=_scale_of(arguments),
         num_cpus=num_cpus,
         policy=policy,
-        most_body_bytes=server_options.get("max_body_bytes", ServerOptions.max_body_bytes),
     )
+
+
+def _scale_of(arguments: argparse.Namespace) -> Scale:
+    if arguments.max_replicas is None:
+        for name in ("min_replicas", *_FURTHER):
+            if getattr(arguments, name) is not None:
+                raise OptionError(f"{name}: the number of copies is fixed. Give max_replicas too, or leave it out.")
+        return Scale(_count_of("replicas", arguments.replicas or "1"))
+    if arguments.replicas is not None:
+        raise OptionError("replicas, max_replicas: a number that is fixed, and one that is not. Leave one of them out.")
+    most = _count_of("max_replicas", arguments.max_replicas)
+    least = _count_of("min_replicas", arguments.min_replicas or "1")
+    if least > most:
+        raise OptionError(f"min_replicas={least}: must not be more than max_replicas={most}.")
+    given = {name: getattr(arguments, name) for name in _FURTHER}
+    return Scale(least, most, **{name: _number_of(name, text) for name, text in given.items() if text is not None})
+
+
+def _number_of(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not (0 <= number <= 86400 and (number or name.endswith("delay"))):
+        raise OptionError(f"{name}={text}: must be a number above 0 and at most 86,400; a delay may be 0.")
+    return number
 
 
 def _count_of(name: str, text: str) -> int:

@@ -1,17 +1,23 @@
-"""The application of Ray Serve: a front, and a deployment for each copy, which Serve starts anew when it is lost."""
+"""The application of Ray Serve: a front, and a deployment of copies, which Serve starts anew when they are lost and,
+where it may, more or fewer of as requests come."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import OptionError
 from quire.interfaces.deploy.front import Front, Head, Request
+from quire.interfaces.deploy.roster import ROSTER
 from quire.interfaces.deploy.served_copy import ServedCopy
+from quire.interfaces.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -23,6 +29,7 @@ _MOST_ONGOING = 100_000
 _HEALTH_PERIOD = 2.0
 _HEALTH_TIMEOUT = 10.0
 _SHUTDOWN_SECONDS = 5.0
+_ROUTER = "quire.interfaces.deploy.addressed_router:AddressedRouter"
 
 
 class CopyDeployment:
@@ -33,7 +40,7 @@ class CopyDeployment:
         self._has_begun = False
 
     async def check_health(self) -> None:
-        """Serve starts another one where this raises."""
+        """Serve starts another one where this raises, and sends nothing before it has returned once."""
         if not self._has_begun:
             await self._copy.wait_ready()
             self._has_begun = True
@@ -54,11 +61,11 @@ class CopyDeployment:
 
 
 class RemoteCopy:
-    """A copy, as the front reaches it."""
+    """A copy, as the front reaches it: by its name (addressed_router.py)."""
 
-    def __init__(self, handle: Any) -> None:
-        self._ready = handle.is_ready
-        self._answer = handle.options(stream=True).answer
+    def __init__(self, copies: Any, name: str) -> None:
+        self._ready = copies.options(session_id=name).is_ready
+        self._answer = copies.options(session_id=name, stream=True).answer
 
     async def is_ready(self) -> bool:
         return bool(await self._ready.remote())
@@ -71,9 +78,23 @@ class RemoteCopy:
 class FrontDeployment:
     """The front, as Serve calls it."""
 
-    def __init__(self, policy: str, most_body_bytes: int, *handles: Any) -> None:
-        self._front = Front([RemoteCopy(handle) for handle in handles], policy)
+    def __init__(self, policy: str, most_body_bytes: int, copies: Any) -> None:
+        self._front = Front(partial(RemoteCopy, copies), policy)
         self._most_body_bytes = most_body_bytes
+        self._copies = copies
+        self._has_begun = False
+
+    async def check_health(self) -> None:
+        """Serve asks before it sends requests. It tells this process of copies from the first call to one on."""
+        if not self._has_begun:
+            loop = asyncio.get_running_loop()
+
+            def follow(names: frozenset[str]) -> None:
+                loop.call_soon_threadsafe(self._front.copies_are, names)
+
+            ROSTER.follow(follow)
+            await self._copies.is_ready.remote()
+            self._has_begun = True
 
     async def __call__(self, request: HttpRequest) -> Response:
         from starlette.responses import PlainTextResponse, StreamingResponse
@@ -88,16 +109,45 @@ class FrontDeployment:
         return StreamingResponse(parts, head.status, dict(head.headers))
 
 
+@dataclass(frozen=True)
+class Scale:
+    """How many copies there are: always as many, or as many as requests want."""
+
+    least: int = 1
+    # None: never more
+    most: int | None = None
+    # in flight, a copy
+    target_ongoing_requests: float = 16.0
+    # how long they must have been more, or fewer
+    upscale_delay: float = 30.0
+    downscale_delay: float = 600.0
+
+    def __str__(self) -> str:
+        return f"{self.least} copies" if self.most is None else f"{self.least} to {self.most} copies"
+
+    def as_options(self) -> dict[str, Any]:
+        """In Ray Serve's words."""
+        if self.most is None:
+            return {"num_replicas": self.least}
+        scaling = {
+            "min_replicas": self.least,
+            "max_replicas": self.most,
+            "target_ongoing_requests": self.target_ongoing_requests,
+            "upscale_delay_s": self.upscale_delay,
+            "downscale_delay_s": self.downscale_delay,
+        }
+        return {"autoscaling_config": scaling}
+
+
 def run_deployment(
     engine_options: dict[str, Any],
     server_options: dict[str, Any],
     *,
     host: str,
     port: int,
-    num_replicas: int,
+    scale: Scale,
     num_cpus: float,
     policy: str,
-    most_body_bytes: int,
 ) -> int:
     """Serves until a signal comes."""
     try:
@@ -115,8 +165,9 @@ def run_deployment(
     )
     try:
         serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")
-        serve.run(_application(serve, locals()), name=_NAME, route_prefix="/", blocking=False)
-        print(f"Quire serves {num_replicas} copies on http://{host}:{port}/v1", flush=True)
+        application = application_of(serve, engine_options, server_options, scale, num_cpus, policy)
+        serve.run(application, name=_NAME, route_prefix="/", blocking=False)
+        print(f"Quire serves {scale} on http://{host}:{port}/v1", flush=True)
         _wait_for_signal()
         serve.shutdown()
     finally:
@@ -124,23 +175,33 @@ def run_deployment(
     return 0
 
 
-def _application(serve: Any, told: dict[str, Any]) -> Any:
-    common = {"max_ongoing_requests": _MOST_ONGOING, "graceful_shutdown_timeout_s": _SHUTDOWN_SECONDS}
-    copies = [
-        serve.deployment(CopyDeployment)
-        .options(
-            name=f"copy-{number}",
-            num_replicas=1,
-            health_check_period_s=_HEALTH_PERIOD,
-            health_check_timeout_s=_HEALTH_TIMEOUT,
-            ray_actor_options={"num_cpus": told["num_cpus"]},
-            **common,
-        )
-        .bind(told["engine_options"], told["server_options"])
-        for number in range(told["num_replicas"])
-    ]
-    front = serve.deployment(FrontDeployment).options(name="front", ray_actor_options={"num_cpus": 0}, **common)
-    return front.bind(told["policy"], told["most_body_bytes"], *copies)
+def application_of(
+    serve: Any,
+    engine_options: dict[str, Any],
+    server_options: dict[str, Any],
+    scale: Scale,
+    num_cpus: float,
+    policy: str,
+) -> Any:
+    copies = serve.deployment(CopyDeployment).options(
+        name="copies",
+        max_ongoing_requests=_MOST_ONGOING,
+        # one that is no longer needed ends what it has begun
+        graceful_shutdown_timeout_s=server_options.get("shutdown_timeout", ServerOptions.shutdown_timeout),
+        health_check_period_s=_HEALTH_PERIOD,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
+        ray_actor_options={"num_cpus": num_cpus},
+        request_router_config={"request_router_class": _ROUTER},
+        **scale.as_options(),
+    )
+    front = serve.deployment(FrontDeployment).options(
+        name="front",
+        max_ongoing_requests=_MOST_ONGOING,
+        graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    most_body_bytes = server_options.get("max_body_bytes", ServerOptions.max_body_bytes)
+    return front.bind(policy, most_body_bytes, copies.bind(engine_options, server_options))
 
 
 def _wait_for_signal() -> None:

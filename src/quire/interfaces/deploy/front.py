@@ -5,18 +5,20 @@
 
 It knows texts, not tokens: a prompt is the body of a request, cut into pieces that are named by everything before them,
 and a copy holds the pieces of what it has answered. A copy that is lost before it has said anything costs its clients
-nothing: another one answers. Knows nothing of Ray; belongs to one event loop.
+nothing: another one answers. Copies come and go. Knows nothing of Ray; belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,19 +82,34 @@ class Copy(Protocol):
 class Front:
     def __init__(
         self,
-        copies: Sequence[Copy],
+        reach: Callable[[str], Copy],
         policy: str = "least_time",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._copies = copies
+        """`reach`: the copy of that name."""
+        self._reach = reach
         self._sleep = sleep
+        self._copies: dict[int, Copy] = {}
+        self._numbers: dict[str, int] = {}
         self._router = Router(policy, _PIECE_TOKENS)
         self._num_begun = 0
         self._key = secrets.token_bytes(16)
         self._held: OrderedDict[tuple[int, int], None] = OrderedDict()
         # of copies that are lost, until they are back
         self._watches: dict[int, asyncio.Task[None]] = {}
-        for number in range(len(copies)):
+
+    def copies_are(self, names: Collection[str]) -> None:
+        """New ones take requests from now on. One that is gone gets no more, and may end what it has."""
+        for name in [name for name in self._numbers if name not in names]:
+            number = self._numbers.pop(name)
+            del self._copies[number]
+            self._router.remove(number)
+            if number in self._watches:
+                self._watches.pop(number).cancel()
+        for name in sorted(set(names) - self._numbers.keys()):
+            number = next(number for number in itertools.count() if number not in self._copies)
+            self._numbers[name] = number
+            self._copies[number] = self._reach(name)
             self._router.add(number)
 
     @property
@@ -118,32 +135,34 @@ class Front:
             self._num_begun += 1
             name = self._num_begun
             self._router.begin(name, choice, pieces, num_tokens)
-            parts = self._copies[choice.replica].answer(request)
+            copy = self._copies[choice.replica]
+            parts = copy.answer(request)
             try:
                 head = await anext(parts)
                 assert isinstance(head, Head)
                 if head.status != 503 or self.num_serving == 1:
-                    return head, self._rest(name, choice.replica, head, parts, pieces)
+                    return head, self._rest(name, choice.replica, copy, head, parts, pieces)
             except asyncio.CancelledError:
                 self._router.end(name)
                 raise
             except Exception as error:
                 logger.warning("copy %d is lost: %s", choice.replica, type(error).__name__)
-            self._lose(choice.replica)
+            self._lose(choice.replica, copy)
         return _refused(503, "no copy of the server is ready. Try again soon.", "engine_restarted")
 
     async def _rest(
-        self, name: int, number: int, head: Head, parts: AsyncIterator[Head | bytes], pieces: list[int]
+        self, name: int, number: int, copy: Copy, head: Head, parts: AsyncIterator[Head | bytes], pieces: list[int]
     ) -> AsyncIterator[bytes]:
         try:
             async for part in parts:
                 assert isinstance(part, bytes)
                 self._router.first_token(name)
                 yield part
-            self._holds(number, pieces)
+            if self._copies.get(number) is copy:
+                self._holds(number, pieces)
         except Exception as error:
             logger.warning("copy %d is lost in the middle of an answer: %s", number, type(error).__name__)
-            self._lose(number)
+            self._lose(number, copy)
             if not head.is_event_stream:
                 # the length was promised, or its end is in a frame: the client sees that it is cut off
                 raise
@@ -160,17 +179,20 @@ class Front:
             (holder, oldest), _ = self._held.popitem(last=False)
             self._router.removed(holder, [oldest])
 
-    def _lose(self, number: int) -> None:
+    def _lose(self, number: int, copy: Copy) -> None:
         """It gets no requests until it says that it is ready."""
+        if self._copies.get(number) is not copy:
+            return  # it is gone, and another one may have its number
         self._router.remove(number)
         if number not in self._watches:
-            self._watches[number] = asyncio.create_task(self._watch(number))
+            # no part of the request by which the loss was seen
+            self._watches[number] = asyncio.create_task(self._watch(number, copy), context=Context())
 
-    async def _watch(self, number: int) -> None:
+    async def _watch(self, number: int, copy: Copy) -> None:
         while True:
             await self._sleep(_LOOK_SECONDS)
             try:
-                is_ready = await self._copies[number].is_ready()
+                is_ready = await copy.is_ready()
             except Exception:
                 continue
             if is_ready:
