@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
 from tests.support.rank_runs import NUM_TOKENS, prompts, ways
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
+from quire.engine_core.launch import SpeculationCosts
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -59,6 +61,50 @@ def test_tokens_are_those_of_transformers(tmp_path, family, way):
 @pytest.mark.parametrize("family", [*SAMPLE.values(), *OTHERS])
 def test_tokens_of_every_family_in_every_way(tmp_path, family, way):
     check(tmp_path, family, **WAYS[way])
+
+
+# what drafts, for which target; each in one way
+DRAFTS = {"twin": ("llama", "swapped"), "eagle3": ("llama", "chunks")}
+BY_NIGHT = {"small": ("gpt_oss", "preempted"), "eagle": ("llama", "ahead"), "windowed": ("qwen2_window", "chunks")}
+
+
+def make_draft(path, kind, target):
+    if kind == "small":
+        return make_checkpoint(path, "qwen3", seed=5, num_hidden_layers=1, hidden_size=32)
+    if kind == "windowed":
+        return make_checkpoint(path, "qwen2_window", seed=5)
+    make_head = {"eagle": make_eagle_head, "eagle3": make_eagle3_head}
+    return make_head[kind](path, target) if kind in make_head else target
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "way"),
+    [
+        *((kind, *rest) for kind, rest in DRAFTS.items()),
+        *(pytest.param(kind, *rest, marks=pytest.mark.nightly) for kind, rest in BY_NIGHT.items()),
+    ],
+)
+def test_a_model_that_drafts_shares_what_it_keeps_of_a_sequence(tmp_path, monkeypatch, kind, family, way):
+    free = ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token")
+    costs = {"seconds_per_step": 1.0, **dict.fromkeys(free, 0.0)}
+    # a step costs a second, a draft nothing: every row gets as many as it may have
+    monkeypatch.setattr("quire.engine_core.launch.SpeculationCosts", lambda **_: SpeculationCosts(**costs))
+    target = make_checkpoint(tmp_path / "target", family)
+    draft = make_draft(tmp_path / "draft", kind, target)
+    method = "eagle" if kind.startswith("eagle") else "draft_model"
+    drafting = {"speculative_config": {"method": method, "model": str(draft), "num_speculative_tokens": 3}}
+    options = {**WAYS[way], "kv_cache_memory_bytes": 16 << 20}
+    if "num_gpu_blocks_override" in options:
+        options["num_gpu_blocks_override"] = 80
+    # no draft changes a token; the drafts themselves are those of one worker, so as many are right
+    (found, shared), (expected, alone) = (
+        generate(target, context_parallel_size=size, **drafting, **options) for size in (2, 1)
+    )
+    assert found == expected == generate(target, context_parallel_size=1)[0]
+    for name in ("num_draft_tokens_total", "num_accepted_draft_tokens_total"):
+        assert shared[name] == alone[name]
+    assert shared["num_draft_tokens_total"] > 50
+    assert shared["num_accepted_draft_tokens_total"] > 0 or kind != "twin"
 
 
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)

@@ -19,6 +19,7 @@ NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=1)
 LIBRARY = "through the library"
 RANKS = "ranks share the keys"
+STAGES = "two stages"
 WAYS = {
     "at once": {},
     "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
@@ -33,6 +34,7 @@ WAYS = {
     LIBRARY: {"model_impl": "transformers"},
     "an image a step": {"max_num_encoder_tokens": 1},
     RANKS: {"context_parallel_size": 2, "block_size": 4, "kv_cache_memory_bytes": 16 << 20},
+    STAGES: {"pipeline_parallel_size": 2, "block_size": 4, "max_num_batched_tokens": 9, "num_gpu_blocks_override": 200},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 
@@ -97,7 +99,7 @@ def continued(model, rendered) -> tuple[list[int], list[float]]:
 def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, family: str, expected):
     if way == LIBRARY and family not in IMAGE_MODEL_TYPES:
         pytest.skip("the test below")
-    if way == RANKS and family == "qwen2_vl":
+    if way in (RANKS, STAGES) and family == "qwen2_vl":
         pytest.skip("runs through the library, whose layers ranks cannot share")
     with LLM(str(checkpoint), **options_of(way, family)) as llm:
         for _ in range(2):  # the second time from a warm prefix cache
@@ -105,6 +107,13 @@ def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, family: 
             check(outputs, expected)
         if "preempted" in way:
             assert llm.statistics()["recomputed_tokens_total"] > 0
+
+
+def test_layers_that_take_images_are_of_one_stage(family: str, checkpoint: Path):
+    if family != "qwen3_vl":
+        pytest.skip("images enter before the first layer")
+    with pytest.raises(ModelError, match="images enter at the first 2 of 6, which one stage must have"):
+        LLM(str(checkpoint), pipeline_parallel_size=3, num_gpu_blocks_override=20)
 
 
 def test_bits_do_not_depend_on_cuts_company_and_cache(family: str, checkpoint: Path):

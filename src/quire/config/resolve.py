@@ -301,8 +301,6 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         "model_impl=transformers": options.model_impl == "transformers",
         # a draft model would need the tokens of a step on a stage that does not know them yet
         "pipeline_parallel_size and a model that drafts": grid.pipeline > 1 and has_draft_model,
-        # it is whole on every worker, and so is what it keeps of a token
-        "context_parallel_size and a model that drafts": grid.context > 1 and has_draft_model,
     }
     for what, is_asked in refused.items():
         if is_asked:

@@ -45,7 +45,7 @@ _VISION: dict[str, dict[str, Any]] = {
         "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2],
     },
 }  # fmt: skip
-_MORE_TEXT: dict[str, dict[str, Any]] = {"qwen3_vl": {"head_dim": 16, "num_hidden_layers": 3}}
+_MORE_TEXT: dict[str, dict[str, Any]] = {"qwen3_vl": {"head_dim": 16, "num_hidden_layers": 6}}
 # This model's processor opens an image where the others stand for it.
 GEMMA = "gemma3"
 _GEMMA_TEXT: dict[str, Any] = {

@@ -94,13 +94,17 @@ class ImageRows(StepMember):
                 embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
             encoded = self._encode(image)[low - image.start : high - image.start]
             embeds_TE[place : place + high - low] = encoded.to(embeds_TE.dtype)
-        positions = self._positions(batch) if self._model.has_grid_positions else batch.positions_T
-        if embeds_TE is None:
-            # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
-            return batch.input_ids_T, positions if positions.ndim == 1 else positions[0]
-        return batch.input_ids_T, positions, embeds_TE
+        positions = self.positions(batch)
+        return (batch.input_ids_T, positions) if embeds_TE is None else (batch.input_ids_T, positions, embeds_TE)
 
-    def _positions(self, batch: InputBatch) -> Tensor:
+    def positions(self, batch: InputBatch) -> Tensor:
+        if not self._model.has_grid_positions:
+            return batch.positions_T
+        positions_3T = self._grid_positions(batch)
+        # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
+        return positions_3T if any(self._touched(batch)) else positions_3T[0]
+
+    def _grid_positions(self, batch: InputBatch) -> Tensor:
         positions_3T = batch.positions_T.repeat(3, 1)
         for images, first, last, start in self._rows_with_images(batch):
             known = torch.from_numpy(images.positions(first, last)).to(self._device)

@@ -32,7 +32,7 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting
-from quire.worker.step_computation import TokenInputs
+from quire.worker.step_computation import ModelInputs
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 
@@ -60,10 +60,18 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _decoder = msgspec.msgpack.Decoder(Passed, dec_hook=decode_array)
 
 
-class StageInputs(TokenInputs):
+class StageInputs(StepMember):
     """Of a stage that is not the first: receives each step, and gives the model its rows of it."""
 
-    def __init__(self, stages: StageGroup, table: RowTable) -> None:
+    def __init__(self, stages: StageGroup, table: RowTable, inputs: ModelInputs) -> None:
+        """`inputs`: what the model is given where it is whole. It says where tokens stand and what they see."""
+        self.admit = inputs.admit
+        self.fork = inputs.fork
+        self.release = inputs.release
+        self.seen = inputs.seen
+        self.positions = inputs.positions
+        self.middle = inputs.middle
+        self.statistics = inputs.statistics
         self._stages = stages
         self._table = table
         self._passed: Passed | None = None
@@ -95,7 +103,7 @@ class StageInputs(TokenInputs):
         if not (_are_same(batch.rows_S, passed.rows) and _are_same(batch.num_tokens_S, passed.num_tokens)):
             row_T = np.repeat(batch.rows_S, batch.num_tokens_S)
             tensor = tensor[torch.from_numpy(self._base[row_T]) + batch.positions_T]
-        return batch.input_ids_T, batch.positions_T, None, tensor
+        return batch.input_ids_T, self.positions(batch), None, tensor
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
         assert self._passed is not None

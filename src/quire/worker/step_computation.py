@@ -66,6 +66,10 @@ class ModelInputs(Protocol):
         """The arguments of the model."""
         ...
 
+    def positions(self, batch: InputBatch) -> Tensor:
+        """Those among them."""
+        ...
+
     def middle(self, row: int, first: int, end: int) -> int:
         """Where these positions of a row may be divided, about the middle; `first`: nowhere."""
         ...
@@ -91,6 +95,9 @@ class TokenInputs(StepMember):
 
     def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
         return batch.input_ids_T, batch.positions_T
+
+    def positions(self, batch: InputBatch) -> Tensor:
+        return batch.positions_T
 
     def middle(self, row: int, first: int, end: int) -> int:
         return (first + end) // 2

@@ -73,7 +73,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
-        self._inputs: TokenInputs | ImageRows = TokenInputs()
+        self._inputs: TokenInputs | ImageRows | StageInputs = TokenInputs()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._adapters: Adapters | None = None
@@ -98,8 +98,10 @@ class Worker:
         with among(self._ranks):
             self._model = self._model_loader(self._config)
         self._adapters = self._open_adapters(self._model)
-        # a draft is whole on every rank: it is small, and all draft the same
-        self._proposer = make_proposer(self._config, self._model)
+        # A draft is whole on every rank: it is small, and all draft the same. What it keeps of a token lies in blocks
+        # that are shared.
+        with among(Ranks(context=self._ranks.context)):
+            self._proposer = make_proposer(self._config, self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
@@ -107,7 +109,7 @@ class Worker:
             measure_largest_step(model, self._platform, self._config, self._ranks.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
-        if _takes_images(model):
+        if _takes_images(model) and self._ranks.stages.is_first:
             step = with_encoder(step, model, self._platform, self._config)
         states = [layer.spec for layer in recurrent_layers(model).values()]
         step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
@@ -166,8 +168,8 @@ class Worker:
         stages = self._ranks.stages
         if _takes_images(model):
             self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
-        elif not stages.is_first:
-            self._inputs = StageInputs(stages, table)
+        if not stages.is_first:
+            self._inputs = StageInputs(stages, table, self._inputs)
         step_sampler: StepSampler = sampler
         step_drafting = drafting
         if not stages.is_last:

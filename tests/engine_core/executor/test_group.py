@@ -178,12 +178,6 @@ def test_what_cannot_be_done_together_is_refused(checkpoint, options):
         resolve(EngineOptions(model=str(checkpoint), device="cpu", **options))
 
 
-def test_a_draft_cannot_share_what_it_keeps_of_a_sequence(checkpoint):
-    drafts = {"model": str(checkpoint), "method": "draft_model"}
-    with pytest.raises(OptionError, match="context_parallel_size and a model that drafts"):
-        resolve(EngineOptions(model=str(checkpoint), device="cpu", context_parallel_size=2, speculative_config=drafts))
-
-
 def test_a_failed_start_leaves_nothing(checkpoint, monkeypatch):
     """A rank dies while it loads."""
 

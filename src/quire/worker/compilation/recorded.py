@@ -210,12 +210,14 @@ class RecordedForward:
     ) -> Tensor:
         num_tokens = len(input_ids)
         context = current_forward_context()
-        if intermediate_tensors is not None and self._intermediate is not None and num_tokens <= self._max_tokens:
-            self._intermediate[:num_tokens] = intermediate_tensors
-            intermediate_tensors = None
-        if input_embeds is not None or intermediate_tensors is not None or num_tokens > self._max_tokens:
+        is_recorded = input_embeds is None and positions.ndim == 1 and num_tokens <= self._max_tokens
+        # tokens that see beyond themselves
+        is_recorded &= all(batch is None or batch.ends_T is None for batch in context.metadata)
+        if not is_recorded or (intermediate_tensors is not None and self._intermediate is None):
             hidden: Tensor = self._forward(input_ids, positions, input_embeds, intermediate_tensors)
             return hidden
+        if self._intermediate is not None and intermediate_tensors is not None:
+            self._intermediate[:num_tokens] = intermediate_tensors
         self._input_ids[:num_tokens] = input_ids.numpy()
         self._positions[:num_tokens] = positions.numpy()
         slots = context.adapter_slots

@@ -15,6 +15,9 @@ class CausalLM(nn.Module):
 
     # why its layers cannot be divided over the stages of a pipeline (stages.py), where they cannot
     reason_not_to_divide: str | None = None
+    # what encodes images, and how many of the first layers take what it has made: they are the first stage's
+    image_modules: tuple[str, ...] = ()
+    num_image_layers = 0
 
     def __init__(self, model: nn.Module, lm_head: LMHead) -> None:
         super().__init__()

@@ -179,6 +179,7 @@ class Gemma3ForConditionalGeneration(CausalLM):
     }
     complete_config = staticmethod(_complete)
     takes_images = True
+    image_modules = ("vision_tower", "multi_modal_projector")
     has_grid_positions = False
 
     def __init__(self, config: Any, max_model_len: int) -> None:

@@ -235,6 +235,7 @@ class Qwen2_5_VLForConditionalGeneration(CausalLM):  # noqa: N801 (as in config.
     }
     complete_config = staticmethod(_complete)
     takes_images = True
+    image_modules = ("visual",)
     has_grid_positions = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:

@@ -207,6 +207,7 @@ class Qwen3VLForConditionalGeneration(CausalLM):
     }
     complete_config = staticmethod(_complete)
     takes_images = True
+    image_modules = ("visual",)
     has_grid_positions = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:
@@ -214,6 +215,7 @@ class Qwen3VLForConditionalGeneration(CausalLM):
         super().__init__(model, head_of(config, model.embed_tokens))
         self.visual = VisionTower(config.vision_config)
         self.num_views = len(config.vision_config.deepstack_visual_indexes)
+        self.num_image_layers = self.num_views
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         """As wide as the tokens of images."""

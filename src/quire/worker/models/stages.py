@@ -42,6 +42,9 @@ def keep_stage(model: Any, stages: StageGroup) -> None:
     is_tied = any(module.weight is model.lm_head.weight for module in model.modules() if _is_embedding(module, model))
     if not stages.is_first and not (stages.is_last and is_tied):
         _replace_embedding(model)
+    if not stages.is_first:
+        for name in model.image_modules:
+            delattr(model, name)
     if not stages.is_last:
         model.lm_head = AbsentHead(model.lm_head.vocab_size)
     after = dict(model.named_modules())
@@ -135,6 +138,8 @@ def _decoder_layers(model: Any, stages: StageGroup) -> nn.ModuleDict | Any:
         reason = "they are no single list"
     if reason is None and len(lists[0]) < stages.size:
         reason = f"there are {len(lists[0])}"
+    if reason is None and 0 < len(lists[0]) // stages.size <= model.num_image_layers:
+        reason = f"images enter at the first {model.num_image_layers} of {len(lists[0])}, which one stage must have"
     if reason is not None:
         raise ModelError(
             f"pipeline_parallel_size={stages.size}: the layers of {type(model).__name__} cannot be divided over so "
@@ -146,8 +151,6 @@ def _decoder_layers(model: Any, stages: StageGroup) -> nn.ModuleDict | Any:
 def _reason_to_refuse(model: Any) -> str | None:
     if not isinstance(model, CausalLM):
         return "it is no decoder of Quire's"
-    if getattr(model, "takes_images", False):
-        return "it takes images"
     return model.reason_not_to_divide
 
 

@@ -57,7 +57,8 @@ class PassBuilder:
         assert k_cache is not None, "the cache comes before the passes"
         self._backend = backend
         self._device = k_cache.device
-        self._block_size = k_cache.shape[2]
+        # tokens: each rank has a share of them
+        self._block_size = k_cache.shape[2] * layers[0].ranks.size
         self._table = table
         self._groups = sorted({layer.group for layer in layers})
         # how far back the blocks of a group are kept: as far as its layers look, those of the target included
