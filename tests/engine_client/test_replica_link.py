@@ -441,3 +441,56 @@ def test_closing_closes_all():
     stage.link.close()
     assert all(link.is_closed for link in stage.links)
     assert stage.link.descriptors() == ()
+
+
+def attached(numbers, **ready):
+    """A link of a process that has not started these cores, and the links to them."""
+    links = {}
+
+    def attach(config):
+        link = links[config.replica] = PlayedLink(config)
+        link.coming = [EngineReady(max_model_len=256, max_num_seqs=8, num_blocks=64, block_size=16, **ready)]
+        return link
+
+    config = dataclasses.replace(fake_config(data_parallel_size=3), prefix_hash_key=b"k" * 32)
+    return ReplicaLink(config, attach, numbers), links
+
+
+def test_a_further_process_shares_those_that_serve():
+    link, links = attached([0, 2], first_request_id=5 << 44)
+    [ready] = link.receive(0)
+    # its requests have numbers of its own, and it names blocks as all others do
+    assert ready.first_request_id == 5 << 44
+    assert ready.report == []
+    assert {one.config.prefix_hash_key for one in links.values()} == {b"k" * 32}
+    numbers = [(5 << 44) + number for number in range(4)]
+    for number in numbers:
+        link.send(EngineRequest(request_id=number, prompt_token_ids=[1], sampling=SamplingParams(max_tokens=4)))
+    assert {number: len(one.of_kind(EngineRequest)) for number, one in links.items()} == {0: 2, 2: 2}
+    # what only their owner counts is not counted twice
+    assert not {"num_replicas", "num_replicas_serving", "num_replicas_lost_total"} & link.statistics().keys()
+    assert link.statistics()["replica_2_sequences"] == 2
+
+
+def test_a_further_process_is_told_of_a_loss_and_of_the_successor():
+    link, links = attached([0, 1])
+    link.receive(0)
+    sampling = SamplingParams(max_tokens=4)
+    for number in range(2):
+        link.send(EngineRequest(request_id=number, prompt_token_ids=[1], sampling=sampling))
+    [(lost, dead)] = [(number, one) for number, one in links.items() if one.of_kind(EngineRequest)[0].request_id == 0]
+    dead.coming.append(token(0))
+    link.receive(0)
+    for call_id in range(2):
+        link.send(ControlCall(call_id=call_id, name="replicas.lose", args={"number": lost, "reason": "signal SIGKILL"}))
+    messages = link.receive(0)
+    assert [one.call_id for one in messages if isinstance(one, ControlReply)] == [0, 1]
+    ended = ends_in([one for one in messages if isinstance(one, EngineOutputs)])
+    assert ended == {0: ("error", f"replica {lost} of the engine died: signal SIGKILL")}
+    link.send(ControlCall(call_id=2, name="replicas.start", args={"number": lost}))
+    assert [one.result for one in link.receive(0)] == [True]
+    assert links[lost] is not dead
+    link.send(ControlCall(call_id=3, name="replicas.serve", args={"number": lost}))
+    link.receive(0)
+    link.send(EngineRequest(request_id=2, prompt_token_ids=[1], sampling=sampling))
+    assert links[lost].of_kind(EngineRequest)

@@ -9,6 +9,10 @@ along only what it had: requests of which nothing has come yet go to another one
 the last one dies, the engine is dead. Whoever supervises it starts another in the place of the dead one
 (`replicas.start`), brings it to where the others are (`replica.NUMBER.OPERATION`), and lets it serve
 (`replicas.serve`).
+
+Several processes may have such a link to the same cores, each with a router of its own. It counts the requests of its
+process alone: what each spreads evenly is spread evenly in sum. What the cores hold all of them hear from the cores.
+The process that has not started them is told of a loss (`replicas.lose`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.chain_hashes import ChainHasher, public_name
 from quire.engine_client.replica_calls import OF_A_HANDLE, OF_THE_FIRST, ONE, FannedCall
+from quire.errors import EngineDeadError
 from quire.messages import (
     AbortRequests,
     CacheChanged,
@@ -94,11 +99,12 @@ class _Flight:
 
 
 class ReplicaLink:
-    def __init__(self, config: EngineConfig, open_copy: OpenCopy) -> None:
-        """Starts all of them at once."""
+    def __init__(self, config: EngineConfig, open_copy: OpenCopy, attached: Iterable[int] | None = None) -> None:
+        """Starts all of them at once. `attached`: those that somebody else has started, and that serve now."""
         self._config = config
         self._open_copy = open_copy
-        self._hash_key = os.urandom(32)
+        self._is_owner = attached is None
+        self._hash_key = config.prefix_hash_key or os.urandom(32)
         self._namer = BlockNamer(config.block_size, self._hash_key)
         self._router = Router(config.routing_policy, config.block_size)
         self._selector = selectors.DefaultSelector()
@@ -126,7 +132,7 @@ class ReplicaLink:
         self._num_retried = 0
         self._num_lost = 0
         try:
-            for number in range(config.data_parallel_size):
+            for number in range(config.data_parallel_size) if attached is None else attached:
                 self._open(number)
         except BaseException:
             self.close()
@@ -184,12 +190,14 @@ class ReplicaLink:
 
     def statistics(self) -> dict[str, float]:
         total = {
-            "num_replicas": float(self._config.data_parallel_size),
-            "num_replicas_serving": float(len(self._router)),
-            "num_replicas_lost_total": float(self._num_lost),
             "num_requests_retried_total": float(self._num_retried),
             "num_kept_handles": float(len(self._handles)),
         }
+        # processes add up what they say
+        if self._is_owner:
+            total["num_replicas"] = float(self._config.data_parallel_size)
+            total["num_replicas_serving"] = float(len(self._router))
+            total["num_replicas_lost_total"] = float(self._num_lost)
         for copy in self._copies.values():
             for name, value in copy.link.statistics().items():
                 total[name] = total.get(name, 0.0) + value
@@ -290,6 +298,9 @@ class ReplicaLink:
         name, args = call.name, call.args
         if name == "replicas.start":
             self._start(call.call_id, args["number"])
+        elif name == "replicas.lose":
+            self._lose(args["number"], args["reason"])
+            self._answers.append(ControlReply(call_id=call.call_id, result=True))
         elif name == "replicas.serve":
             self._serve(self._copies[args["number"]])
             self._answers.append(ControlReply(call_id=call.call_id, result=True))
@@ -439,7 +450,7 @@ class ReplicaLink:
             copy.start_call = None
             return
         all_ready = [one.ready for one in self._copies.values() if one.ready is not None]
-        if self._as_one is not None or len(all_ready) < self._config.data_parallel_size:
+        if self._as_one is not None or len(all_ready) < len(self._copies):
             return
         self._as_one = _as_one(all_ready)
         for one in self._copies.values():
@@ -447,6 +458,12 @@ class ReplicaLink:
         messages.append(self._as_one)
 
     # ------------------------------------------------------------------------------------------ losses
+
+    def _lose(self, number: int, reason: str) -> None:
+        """Somebody else has seen its end; it may have told of it itself."""
+        copy = self._copies.get(number)
+        if copy is not None:
+            self._lost(copy, EngineFailed(kind=EngineDeadError.__name__, error=reason), self._answers)
 
     def _lost(self, copy: _Copy, failure: EngineFailed, messages: list[ToClient]) -> None:
         # before the start, what is wrong with one is wrong with all
@@ -524,12 +541,14 @@ def _readable_file() -> int:
 def _as_one(ready: Iterable[EngineReady]) -> EngineReady:
     """What a client may count on: a request has the room of one."""
     every = list(ready)
+    of_the_first = f"{len(every)} replicas; the lines above are those of the first"
     return EngineReady(
         max_model_len=min(one.max_model_len for one in every),
         max_num_seqs=min(one.max_num_seqs for one in every),
         num_blocks=sum(one.num_blocks for one in every),
         block_size=every[0].block_size,
-        report=[*every[0].report, f"{len(every)} replicas; the lines above are those of the first"],
+        report=[*every[0].report, *([of_the_first] if every[0].report else [])],
+        first_request_id=every[0].first_request_id,
         seconds_per_token=max(one.seconds_per_token for one in every),
         seconds_per_step=max(one.seconds_per_step for one in every),
     )

@@ -26,6 +26,7 @@ from quire.message_encoding import decode_to_core, encode
 from quire.messages import (
     MOST_CLIENTS,
     AbortRequests,
+    CacheChanged,
     ControlCall,
     ControlReply,
     EngineFailed,
@@ -163,6 +164,11 @@ class FurtherClients:
                         client.send(part)
             case ControlReply():
                 self._reply(message, to_first)
+            case CacheChanged():
+                # each of them routes by what replicas hold
+                to_first(message)
+                for client in self.clients.values():
+                    client.send(message)
             case EngineFailed():
                 to_first(message)
                 for client in self.clients.values():

@@ -154,6 +154,15 @@ class AsyncLLM:
         """The engine's own process, or those of its replicas, for whoever watches over them."""
         return self._held.client.processes if self._held.client is not None else ()
 
+    @property
+    def prefix_hash_key(self) -> bytes:
+        """Of the names of blocks, for others that route to the same replicas; b"" where there is one engine."""
+        return self._held.config.prefix_hash_key
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None:
+        """Has it called as soon as a replica has died while others go on. Somebody must replace it all the same."""
+        self._held.tell_loss = tell
+
     def take_losses(self) -> list[Loss]:
         """Replicas that have died, while others go on, and that nobody has taken care of."""
         return self._held.take_losses()

@@ -8,7 +8,9 @@ else starts one. Belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
@@ -41,8 +43,13 @@ class HeldEngine:
         renderer: Renderer | None,
         client: AsyncEngineClient | None,
     ) -> None:
+        if config.data_parallel_size > 1 and not config.prefix_hash_key:
+            # whoever routes to the replicas, here or in another process, names blocks as they do
+            config = replace(config, prefix_hash_key=os.urandom(32))
         self.config = config
         self.connect: Connect = connect
+        # hears at once of replicas that have died
+        self.tell_loss: Callable[[Loss], None] = lambda loss: None
         self.renderer = renderer
         self.client = client
         self.parts: EngineParts | None = None
@@ -95,6 +102,7 @@ class HeldEngine:
 
     def _lost(self, loss: Loss) -> None:
         self._losses.append(loss)
+        self.tell_loss(loss)
         if self.parts is not None:
             self.parts.replica_was_lost()
 

@@ -13,11 +13,6 @@ from pathlib import Path
 import pytest
 from tests.support.server_process import ServerProcess
 
-from quire.config import EngineOptions, resolve
-from quire.errors import OptionError
-from quire.interfaces.gateway.run import check_possible
-from quire.interfaces.server.options import ServerOptions
-
 NUM_REQUESTS = 24
 
 
@@ -142,7 +137,37 @@ def test_all_copies_killed_is_the_engine_dead_and_started_again(server):
     assert ask(url, "/v1/completions", {"prompt": [3, 4], "max_tokens": 2})[0] == 200
 
 
-def test_several_processes_in_front_of_several_copies_are_refused():
-    config, _ = resolve(EngineOptions(data_parallel_size=2))
-    with pytest.raises(OptionError, match="api_server_count=2, data_parallel_size=2"):
-        check_possible(ServerOptions(api_server_count=2), config)
+def test_two_processes_in_front_of_two_copies(tmp_path):
+    command = ["-m", "quire", "serve", "--port", "0", "--data-parallel-size", "2", "--api-server-count", "2",
+               "--device", "cpu", "--num-gpu-blocks-override", "500", "--crash-reports", str(tmp_path)]  # fmt: skip
+    with ServerProcess(command, {"OMP_NUM_THREADS": "1"}) as server:
+        url = server.wait_ready()
+        deadline = time.monotonic() + 120
+        body = {"prompt": [5, 6, 7] * 20, "max_tokens": 8, "temperature": 0}
+        status, expected = ask(url, "/v1/completions", body)
+        assert status == 200
+        text = json.loads(expected)["choices"][0]["text"]
+
+        def answers_from_both():
+            """Until each process has answered, on connections that the system gives to either."""
+            begin = len(server.output)
+            while not all(f"access{process}: POST" in server.output[begin:] for process in ("", " [process 1]")):
+                assert time.monotonic() < deadline, server.output
+                status, answer = ask(url, "/v1/completions", body)
+                assert (status, json.loads(answer)["choices"][0]["text"]) == (200, text)
+
+        answers_from_both()
+        # each counts its own requests, and the first one the copies
+        assert (metric(url, "quire:replicas"), metric(url, "quire:replicas_serving")) == (2, 2)
+        # The older one: the second time that leaves the one which has taken the place of the first.
+        for _ in range(2):
+            before = cores_of(server.pid)
+            os.kill(before[0], signal.SIGKILL)
+            while metric(url, "quire:replicas_serving") == 2:
+                assert time.monotonic() < deadline
+            answers_from_both()
+            while metric(url, "quire:replicas_serving") < 2 or len(cores_of(server.pid)) < 2:
+                assert time.monotonic() < deadline, server.output
+                time.sleep(0.1)
+            answers_from_both()
+        assert "has no engine" not in server.output

@@ -11,7 +11,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from quire.interfaces.deploy.roster import ROSTER
 
 
-class AddressedRouter(RequestRouter):  # type: ignore[misc]
+class AddressedRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         ROSTER.change(frozenset(replica.replica_id.unique_id for replica in replicas))

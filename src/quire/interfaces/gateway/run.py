@@ -92,12 +92,6 @@ def with_shared_secret(options: ServerOptions) -> ServerOptions:
 
 
 def check_possible(options: ServerOptions, config: EngineConfig) -> None:
-    if options.api_server_count > 1 and config.data_parallel_size > 1:
-        raise OptionError(
-            f"api_server_count={options.api_server_count}, data_parallel_size={config.data_parallel_size}: several "
-            "processes in front of several engines are not there yet: each would route without knowing of the others. "
-            "Leave one of them out."
-        )
     if options.api_server_count > 1 and config.engine_process is False:
         raise OptionError(
             f"api_server_count={options.api_server_count}: several processes need an engine in a process of its own, "
@@ -119,6 +113,8 @@ class NoFleet(Alone):
     def engine_is_back(self) -> None: ...
 
     def engine_is_lost(self, cause: str) -> None: ...
+
+    def replica_is_back(self, number: int) -> None: ...
 
     def engine_stands(self, is_standing: bool) -> None: ...
 
@@ -309,6 +305,7 @@ def _make_supervisor(engine: AsyncLLM, http: HttpServer, fleet: Fleet | NoFleet,
         http.metrics,
         stall_timeout=timeout,
         on_standing=stands,
+        on_replica=fleet.replica_is_back,
     )
 
 

@@ -164,8 +164,8 @@ class ServerOptions:
 
     # life
     api_server_count: int = option(
-        1, "processes that answer HTTP in front of the one engine; what is kept (sessions, batches, responses and so "
-        "on) is the first one's", section="life", least=1, greatest=64,
+        1, "processes that answer HTTP in front of the engine or its copies; what is kept (sessions, batches, "
+        "responses and so on) is the first one's", section="life", least=1, greatest=64,
     )  # fmt: skip
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,

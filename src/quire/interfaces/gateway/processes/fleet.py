@@ -15,16 +15,18 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine_client.attached_link import endpoint_in
+from quire.engine_client.replica_link import Loss
 from quire.engine_client.socket_link import fresh_folder
 from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.engine_calls import EngineCalls, OfReplica
 from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
 from quire.interfaces.gateway.processes.document import ProcessDocument
@@ -74,8 +76,8 @@ class Process:
         self.seat = document.seat
         self.is_loaded = False
         self.is_attached = False
-        # where it waits for the engine, until both have met
-        self.folder: str | None = None
+        # where it waits for engines, until they have met
+        self.folders: list[str] = []
         # given by whoever starts it
         self.channel: Channel
         self.child = ChildProcess(encode_document(document), [], document.descriptors, program=_PROGRAM)
@@ -107,8 +109,10 @@ class Fleet:
         engine: AsyncLLM,
         ledger: SharedLedger,
         files: Sequence[int] = (),
+        num_replicas: int = 1,
     ) -> None:
         """`document` of a seat, but for the channel and the connections. `files`: descriptors to close at the end."""
+        self._num_replicas = num_replicas
         self._document = document
         self._engine = engine
         self._ledger = ledger
@@ -124,6 +128,8 @@ class Fleet:
         self._attaching: set[asyncio.Task[None]] = set()
         self._number = 0
         self._has_engine = False
+        # those that serve, where there are several engines
+        self._replicas = set(range(num_replicas))
         self._ending = asyncio.Event()
 
     @property
@@ -136,6 +142,8 @@ class Fleet:
         self._adopt = http.adopt
         self._on_death = http.metrics.api_process_deaths.add
         http.metrics.api_processes.read = lambda: 1 + self.num_serving
+        if self._num_replicas > 1:
+            self._engine.watch_losses(self._replica_is_lost)
         self._seats = [asyncio.create_task(self._keep(seat)) for seat in range(1, self._ledger.num_processes)]
 
     # ------------------------------------------------------------------------------------------ the engine
@@ -157,13 +165,27 @@ class Fleet:
         self._has_engine = True
         for process in self._processes.values():
             if process.is_loaded:
-                self._begin_to_attach(process)
+                self._begin(self._attach(process))
 
     def engine_is_lost(self, cause: str) -> None:
         self._has_engine = False
+        # it comes back as a whole
+        self._replicas = set(range(self._num_replicas))
         for process in self._processes.values():
             process.is_attached = False
             process.channel.tell("lost", cause=cause)
+
+    def _replica_is_lost(self, loss: Loss) -> None:
+        self._replicas.discard(loss.replica)
+        for process in self._processes.values():
+            process.channel.tell("replica_is_lost", number=loss.replica, reason=loss.reason)
+
+    def replica_is_back(self, number: int) -> None:
+        """Another one serves in the place of one that was lost."""
+        self._replicas.add(number)
+        for process in self._processes.values():
+            if process.is_attached:
+                self._begin(self._bring_back(process, number))
 
     def engine_stands(self, is_standing: bool) -> None:
         """It has work and does nothing, or it goes on."""
@@ -330,7 +352,7 @@ class Fleet:
             # somebody may have changed it since the server began
             process.channel.tell("log_level", level=logging.getLogger("quire").getEffectiveLevel())
             if self._has_engine:
-                self._begin_to_attach(process)
+                self._begin(self._attach(process))
 
         def last_counts(answers: dict[str, Answer]) -> None:
             self._keep_counts(process, answers)
@@ -342,8 +364,8 @@ class Fleet:
     async def _bury(self, process: Process) -> None:
         del self._processes[process.number]
         process.channel.close()
-        if process.folder is not None:
-            shutil.rmtree(process.folder, ignore_errors=True)
+        for folder in process.folders:
+            shutil.rmtree(folder, ignore_errors=True)
         self._ledger.wipe(process.seat)
         self._counts.buried(process.number)
         # it has ended, so this does not wait
@@ -361,27 +383,67 @@ class Fleet:
             if self._number not in self._processes:
                 return self._number
 
-    def _begin_to_attach(self, process: Process) -> None:
-        task = asyncio.create_task(self._attach(process))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)
 
     async def _attach(self, process: Process) -> None:
-        """Brings a process and the engine together."""
-        folder = process.folder = fresh_folder()
+        """Brings a process and the engines together. A single engine that is lost meanwhile comes back, and this is
+        done again then; of several the others go on."""
+        while self._has_engine and not await self._has_met(process, sorted(self._replicas)):
+            if self._num_replicas == 1:
+                return
+            await asyncio.sleep(_FIRST_PAUSE)
+
+    async def _has_met(self, process: Process, replicas: list[int]) -> bool:
+        """Also one that is gone has nothing to wait for."""
+        folders = {number: fresh_folder() for number in replicas}
+        process.folders += folders.values()
         try:
-            await process.channel.ask("attach", folder=folder)
+            await process.channel.ask("attach", folders=folders)
             await self._engine.control("clients.close", {"number": process.number})
-            await self._engine.control("clients.open", {"number": process.number, "endpoint": endpoint_in(folder)})
-            if await process.channel.ask("serve"):
-                process.is_attached = True
-                logger.info("process %d (pid %d) serves", process.seat, process.child.pid)
-                self._settled[process.seat - 1].set()
-        except (ChannelClosedError, ChannelError, QuireError) as error:
-            # it ended, or the engine did: who watches over them has seen it
+            for number, folder in folders.items():
+                await self._open_client(process, number, folder)
+            if not await process.channel.ask("serve"):
+                return False
+            process.is_attached = True
+            logger.info("process %d (pid %d) serves", process.seat, process.child.pid)
+            self._settled[process.seat - 1].set()
+            for number in sorted(self._replicas.difference(replicas)):
+                self._begin(self._bring_back(process, number))
+        except ChannelClosedError:
+            return True
+        except (ChannelError, QuireError) as error:
+            # an engine ended: who watches over it has seen it
             logger.debug("process %d has not met the engine: %s", process.seat, error)
+            return False
         finally:
+            self._remove(process, folders.values())
+        return True
+
+    async def _bring_back(self, process: Process, number: int) -> None:
+        """Brings a process together with a replica that has taken the place of another one."""
+        folder = fresh_folder()
+        process.folders.append(folder)
+        try:
+            await process.channel.ask("attach_replica", number=number, folder=folder)
+            await self._open_client(process, number, folder)
+            await process.channel.ask("serve_replica", number=number)
+        except (ChannelClosedError, ChannelError, QuireError) as error:
+            # one of both ended; a replica that is lost again comes back again
+            logger.debug("process %d has not met replica %d: %s", process.seat, number, error)
+        finally:
+            self._remove(process, [folder])
+
+    def _remove(self, process: Process, folders: Collection[str]) -> None:
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
+        process.folders = [folder for folder in process.folders if folder not in folders]
+
+    async def _open_client(self, process: Process, replica: int, folder: str) -> None:
+        engine: EngineCalls = self._engine if self._num_replicas == 1 else OfReplica(self._engine, replica)
+        await engine.control("clients.open", {"number": process.number, "endpoint": endpoint_in(folder)})
 
 
 async def _adopt_nothing(connection: socket.socket, data: bytes) -> None:
@@ -401,8 +463,8 @@ def open_fleet(
     num_seats = options.api_server_count
     tenants = list(doors_of(options).tenants.by_name)
     page = make_page(num_seats, tenants)
-    # what is pinned at the start is the first process's to pin
-    config = replace(config, pinned_prefixes=None)
+    # what is pinned and loaded at the start is the first process's
+    config = replace(config, pinned_prefixes=None, lora_modules=(), prefix_hash_key=engine.prefix_hash_key)
     keys, options = _with_kept_keys(options)
 
     def document(seat: int) -> ProcessDocument:
@@ -420,7 +482,8 @@ def open_fleet(
         )
 
     ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
-    fleet = Fleet(document, engine, ledger, [page] if keys is None else [page, keys])
+    files = [page] if keys is None else [page, keys]
+    fleet = Fleet(document, engine, ledger, files, config.data_parallel_size)
     return fleet, ledger
 
 

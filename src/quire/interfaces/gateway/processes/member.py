@@ -16,8 +16,10 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from quire.config import EngineConfig
 from quire.engine_client import AsyncEngineClient
 from quire.engine_client.attached_link import AttachedLink
+from quire.engine_client.replica_link import ReplicaLink
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.app import http_server
@@ -67,7 +69,9 @@ class Member:
         self._hurry = asyncio.Event()
         self._seconds_to_end = 0.0
         self._has_begun = False
-        self._link: AttachedLink | None = None
+        # to engines that wait, by the number of the replica
+        self._links: dict[int, AttachedLink] = {}
+        self._joining: dict[int, asyncio.Task[Any]] = {}
         self._starting: asyncio.Task[bool] | None = None
 
     async def run(self) -> None:
@@ -85,8 +89,12 @@ class Member:
         self._engine = AsyncLLM.from_config(document.config, renderer=renderer)
         self._engine._held.connect = self._connect
         answers = answers_of(self._http.app) | {
-            name: getattr(self, name) for name in ("attach", "serve", "lost", "stand", "dead", "drain", "hurry")
-        }
+            name: getattr(self, name)
+            for name in (
+                "attach", "serve", "lost", "replica_is_lost", "attach_replica", "serve_replica", "stand", "dead",
+                "drain", "hurry",
+            )
+        }  # fmt: skip
         answers["is_alive"] = lambda: True
         channel = self._siblings.channel = await Channel.over(socket.socket(fileno=document.channel), answers)
         listening = asyncio.ensure_future(channel.run())
@@ -104,13 +112,13 @@ class Member:
 
     # ------------------------------------------------------------------------------------------ what the first one says
 
-    def attach(self, folder: str) -> bool:
-        """There is an engine. Waits for it in this folder from now on."""
+    def attach(self, folders: dict[int, str]) -> bool:
+        """There are engines, by number. Waits for each in its folder from now on."""
         if self._starting is not None:
             self._starting.cancel()
-        if self._link is not None:
-            self._link.close()
-        self._link = AttachedLink(folder)
+        for link in self._links.values():
+            link.close()
+        self._links = {number: AttachedLink(folder) for number, folder in folders.items()}
         self._starting = asyncio.ensure_future(self._start())
         return True
 
@@ -122,6 +130,27 @@ class Member:
         # another engine may take the place of this one meanwhile
         await asyncio.wait({starting})
         return not starting.cancelled() and starting.result()
+
+    async def replica_is_lost(self, number: int, reason: str) -> None:
+        """One of several; the others go on."""
+        if self._engine.is_running:
+            await self._engine.control("replicas.lose", {"number": number, "reason": reason})
+        elif self._starting is not None:
+            # it waits for all of them
+            self._starting.cancel()
+
+    def attach_replica(self, number: int, folder: str) -> bool:
+        """Another one in the place of one that was lost. Waits for it in this folder from now on."""
+        self._links[number] = AttachedLink(folder)
+        starting = self._engine.control("replicas.start", {"number": number})
+        self._joining[number] = asyncio.ensure_future(starting)
+        return True
+
+    async def serve_replica(self, number: int) -> None:
+        """When the engine of the last `attach_replica` answers. Its owner has brought it to where the others are."""
+        await self._joining.pop(number)
+        await self._engine.control("replicas.serve", {"number": number})
+        self._engine.take_losses()
 
     def lost(self, cause: str) -> None:
         """The engine is gone. What is in flight hears of it now."""
@@ -151,12 +180,15 @@ class Member:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _connect(self, config: Any) -> AsyncEngineClient:
-        if self._link is None:
+    def _connect(self, config: EngineConfig) -> AsyncEngineClient:
+        if not self._links:
             raise EngineDeadError("The engine is gone, and another one has not started yet.")
-        link = self._link
-        self._link = None
-        return AsyncEngineClient(link)
+        if config.data_parallel_size == 1:
+            return AsyncEngineClient(self._links.pop(0))
+        return AsyncEngineClient(ReplicaLink(config, self._link_to, sorted(self._links)))
+
+    def _link_to(self, replica: EngineConfig) -> AttachedLink:
+        return self._links.pop(replica.replica)
 
     async def _start(self) -> bool:
         try:

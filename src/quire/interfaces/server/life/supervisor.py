@@ -67,6 +67,7 @@ class Supervisor:
         *,
         stall_timeout: float,
         on_standing: Callable[[bool], None] = lambda _: None,
+        on_replica: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -76,6 +77,8 @@ class Supervisor:
         self._stall_timeout = stall_timeout
         # hears whether all engines stand still
         self._on_standing = on_standing
+        # hears of a replica that serves in the place of a dead one
+        self._on_replica = on_replica
         self._is_standing = False
         self._clock = clock
         self._judges: dict[EngineProcess, StallJudge] = {}
@@ -119,6 +122,7 @@ class Supervisor:
             except (QuireError, OSError) as error:
                 logger.error("replica %d could not be started: %s", loss.replica, error)
                 continue
+            self._on_replica(loss.replica)
             logger.info("replica %d serves again", loss.replica)
             return
         logger.error("replica %d is given up: more than %s. The others go on.", loss.replica, self._policy)
