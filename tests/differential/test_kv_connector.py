@@ -249,7 +249,7 @@ def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kv_connector": "memroy"}, 'must be one of memory. Did you mean "memory"'),
+        ({"kv_connector": "memroy"}, 'must be one of memory, tiered. Did you mean "memory"'),
         ({"kv_connector": "memory", "kv_connector_args": {"stroe": "a"}}, "stroe"),
         ({"kv_connector": "memory", "kv_connector_args": {"max_bytes": -1}}, "max_bytes=-1"),
         ({"kv_connector_args": {"store": "a"}}, "said by kv_connector"),

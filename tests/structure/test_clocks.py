@@ -23,6 +23,7 @@ TELLS_A_TIME = {
     "interfaces/gateway/sessions/registry.py": "created_at",
     "interfaces/server/served_model.py": "created",
     "engine_core/kv_event_publisher.py": "when a block was stored",
+    "kv_connectors/tiered/stores/files.py": "when a file was read last, as file systems keep it",
     "interfaces/gateway/storage/storage.py": "created_at, and days after which what is stored goes",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}

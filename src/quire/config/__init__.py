@@ -2,6 +2,7 @@
 
 from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.kv_store import shared_key
 from quire.config.model_facts import ModelFacts
 from quire.config.option import Option, checked, options_of, parse_bytes
 from quire.config.rank_grid import RankGrid, RankPlace
@@ -24,4 +25,5 @@ __all__ = [
     "options_of",
     "parse_bytes",
     "resolve",
+    "shared_key",
 ]

@@ -59,6 +59,8 @@ class WorkerConfig:
     speculation: SpeculationConfig | None = None
     # where KV comes from and goes to beside the cache; None: nowhere
     kv_connector: KVConnectorConfig | None = None
+    # what tells the weights from all others, where that is needed
+    weights_fingerprint: str = ""
     # ranks that run the model together, which of them this is, and whether bits must not depend on how many there are
     grid: RankGrid = field(default_factory=RankGrid)
     rank: int = 0
@@ -98,7 +100,8 @@ class WorkerConfig:
     @property
     def model_as_run(self) -> str:
         """The model and the form of its weights: only engines that agree in it compute the same keys and values."""
-        return " ".join(filter(None, (self.model_path, self.dtype, self.quantization)))
+        model = self.weights_fingerprint or self.model_path
+        return " ".join(filter(None, (model, self.device, self.dtype, self.quantization)))
 
 
 @dataclass(frozen=True, kw_only=True)

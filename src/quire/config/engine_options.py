@@ -122,13 +122,27 @@ class EngineOptions:
     swap_directory: str | None = option(
         None, "folder for a file that holds swapped blocks, instead of memory", section="memory"
     )
+    kv_store: str | None = option(
+        None, "where blocks of the prefix cache go on living, the nearest place first: file:///folder, "
+        "redis://host:6379, s3://bucket/prefix, with commas between; or host, for memory alone (docs/kv-tiers.md)",
+        section="memory",
+    )  # fmt: skip
+    kv_store_host_memory: float = option(
+        1.0, "host memory in front of kv_store", section="memory", least=2**-20, greatest=2**20, unit="GiB"
+    )
+    kv_store_disk: float = option(
+        16.0, "most that a folder of kv_store may hold", section="memory", least=2**-20, greatest=2**30, unit="GiB"
+    )
     kv_connector: str | None = option(
-        None, "where KV comes from or goes to besides: memory, for engines of one process (docs/kv-connectors.md)",
+        None, "where KV comes from or goes to besides: memory, for engines of one process, or tiered, which kv_store "
+        "stands for (docs/kv-connectors.md)",
         section="memory",
     )  # fmt: skip
     kv_connector_args: Mapping[str, Any] | None = option(
-        None, "arguments of the connector; memory: store (a name) and max_bytes", section="memory"
-    )
+        None, "arguments of the connector; memory: store (a name) and max_bytes; tiered: stores (a list of addresses), "
+        "host_bytes, disk_bytes, max_wait (seconds) and rule (cost or always)",
+        section="memory",
+    )  # fmt: skip
 
     kv_events_config: Mapping[str, Any] | None = option(
         None, "publish which blocks the prefix cache gains and loses, for routers, as vLLM does: "

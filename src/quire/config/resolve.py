@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 from quire.config.arithmetic import has_experts
-from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.executor_backend import resolve_executor_backend
 from quire.config.image_sizes import ImageSizes
 from quire.config.images import resolve_images
 from quire.config.kv_events import resolve_kv_events
+from quire.config.kv_store import TIERED, resolve_kv_connector, shared_key
 from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
@@ -22,6 +23,7 @@ from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
 from quire.config.rank_grid import RankGrid
 from quire.config.speculation import SpeculationConfig, resolve_speculation
+from quire.config.weights_fingerprint import weights_fingerprint
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
@@ -67,7 +69,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     threads, decided["num_threads"] = _num_threads(options, facts, num_workers)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
-    connector = _kv_connector(options)
+    connector = resolve_kv_connector(options)
+    shares_blocks = connector is not None and connector.name == TIERED
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     sizes = ImageSizes.read(facts.path, facts.hf_config)
@@ -109,6 +112,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         swap_directory=options.swap_directory,
         speculation=speculation,
         kv_connector=connector,
+        weights_fingerprint=_fingerprint(options, path, speculation) if connector is not None else "",
         max_loras=options.max_loras if options.enable_lora else 0,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
         encoder_cache_bytes=options.encoder_cache_bytes,
@@ -151,6 +155,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         recorder_bytes=options.recorder_bytes,
         speculation=speculation,
         kv_connector=connector,
+        prefix_hash_key=shared_key("block names") if shares_blocks else b"",
         max_cpu_loras=max_cpu_loras,
         lora_modules=lora_modules,
         images=images,
@@ -255,13 +260,12 @@ def _least_block_bytes(options: EngineOptions) -> int:
     return 2 * options.block_size
 
 
-def _kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
-    """Its name is looked up where it is made: packages beside Quire bring others."""
-    if options.kv_connector is not None:
-        return KVConnectorConfig(options.kv_connector, dict(options.kv_connector_args or {}))
-    if options.kv_connector_args is not None:
-        raise OptionError("kv_connector_args: whose arguments they are is said by kv_connector. Give both, or none.")
-    return None
+def _fingerprint(options: EngineOptions, path: Path, speculation: SpeculationConfig | None) -> str:
+    """Of all weights that write into the KV cache."""
+    own = weights_fingerprint(path, load_format=options.load_format, seed=options.seed)
+    if speculation is None or speculation.model_path is None:
+        return own
+    return f"{own} {weights_fingerprint(Path(speculation.model_path), load_format='auto', seed=0)}"
 
 
 def _grid(options: EngineOptions) -> RankGrid:
@@ -297,6 +301,7 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         # the parts of a softmax are rounded before they are merged
         "context_parallel_size and rank_invariant": grid.context > 1 and options.rank_invariant,
         "kv_connector": options.kv_connector is not None,
+        "kv_store": options.kv_store is not None,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
         # a draft model would need the tokens of a step on a stage that does not know them yet
@@ -334,6 +339,7 @@ def _check_replicas(options: EngineOptions, device: str) -> None:
         f"device={device}": device != "cpu",
         "engine_process=False": options.engine_process is False,
         "kv_connector": options.kv_connector is not None,
+        "kv_store": options.kv_store is not None,
     }
     for what, is_asked in refused.items():
         if is_asked:

@@ -12,17 +12,18 @@ from quire.errors import OptionError, UserError, suggestion
 from quire.kv_connectors.connector import (
     CacheLayout,
     Connector,
+    NamedBlocks,
     NoSchedulerHalf,
     NoWorkerHalf,
     SchedulerHalf,
     WorkerHalf,
 )
 
-_BUILT_IN = {"memory": "quire.kv_connectors.memory"}
+_BUILT_IN = {"memory": "quire.kv_connectors.memory", "tiered": "quire.kv_connectors.tiered"}
 _Half = TypeVar("_Half")
 
 
-def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -> SchedulerHalf:
+def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -> SchedulerHalf | NamedBlocks:
     if config is None:
         return NoSchedulerHalf()
     if layout.has_states:

@@ -8,6 +8,7 @@ travels with the step that needs it: SchedulerOutput.step_data["kv_connector"]. 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,11 +84,19 @@ class BlockStore(msgspec.Struct, kw_only=True):
     blocks: list[list[int]]
 
 
+class BlockSpill(msgspec.Struct, kw_only=True):
+    """A block whose content is known by name, and is kept elsewhere as well once the step has been computed."""
+
+    name: bytes
+    block: int
+
+
 class StepTransfers(msgspec.Struct, kw_only=True):
     """All that a step moves."""
 
     loads: list[BlockLoad] = []
     stores: list[BlockStore] = []
+    spills: list[BlockSpill] = []
 
 
 class Found(Protocol):
@@ -112,6 +121,51 @@ class SchedulerHalf(Protocol):
     def statistics(self) -> dict[str, float]: ...
 
 
+class NamedBlocks(ABC):
+    """The scheduler half of a connector that keeps single blocks under names that say what they hold, below the prefix
+    cache. Nothing that it says makes a request fail: what is not there, or not in time, is computed."""
+
+    @abstractmethod
+    def name_of(self, group: int, content: bytes) -> bytes:
+        """Under which a block of this engine is known everywhere: `content` is its chain hash."""
+
+    @abstractmethod
+    def set_price(self, seconds_per_block: float) -> None:
+        """What computing a block's tokens anew takes; called once, before anything else."""
+
+    @abstractmethod
+    def ask(self, number: int, names: list[bytes], *, is_expected: bool) -> bool:
+        """Has these brought near, as far as they lie anywhere, from the first on. Whether they are worth waiting for:
+        `arrived` then says when the wait is over. `is_expected`: somebody is about to put them there."""
+
+    @abstractmethod
+    def arrived(self) -> list[int]:
+        """The numbers whose wait is over, because all that can be had is near, or because it takes too long."""
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """Nobody needs them near any more under this number."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until something arrives, a few milliseconds at most: there is nothing else to do."""
+
+    @abstractmethod
+    def num_near(self, names: list[bytes]) -> int:
+        """How many of these, from the first on, a step could load now."""
+
+    @abstractmethod
+    def lend(self, names: list[bytes]) -> Any:
+        """These are near, and are loaded in the step that is being decided: what the worker half must know of it."""
+
+    @abstractmethod
+    def wants(self, name: bytes) -> bool:
+        """A block of that name should be spilled."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, float]: ...
+
+
 class WorkerHalf(Protocol):
     """Called by the worker in each step that moves something, with one entry at a time. An exception in `load` ends the
     request whose blocks it was about, one in `store` loses what was to be stored."""
@@ -124,6 +178,12 @@ class WorkerHalf(Protocol):
 
     def store(self, stores: list[BlockStore]) -> None:
         """After the step; the blocks may change with the next one."""
+
+    def spill(self, spills: list[BlockSpill]) -> None:
+        """The same of single blocks, for halves whose scheduler half knows blocks by name; all of a step at once."""
+
+    def close(self) -> None:
+        """There are no more steps."""
 
 
 class NoSchedulerHalf:
@@ -155,11 +215,16 @@ class NoWorkerHalf:
     def store(self, stores: list[BlockStore]) -> None:
         assert not stores, "there is no connector to store with"
 
+    def spill(self, spills: list[BlockSpill]) -> None:
+        assert not spills, "there is no connector to spill to"
+
+    def close(self) -> None: ...
+
 
 class Connector(Protocol):
     """What an entry point of the group `quire.kv_connectors` names: a module, or anything else with these two."""
 
-    def scheduler_half(self, layout: CacheLayout, **args: Any) -> SchedulerHalf:
+    def scheduler_half(self, layout: CacheLayout, **args: Any) -> SchedulerHalf | NamedBlocks:
         """`args` are those of the option kv_connector_args; a TypeError or OptionError says what is wrong with them."""
 
     def worker_half(self, **args: Any) -> WorkerHalf: ...

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kv_connectors.connector import BlockLoad, BlockStore, CacheLayout
+from quire.kv_connectors.connector import BlockLoad, BlockSpill, BlockStore, CacheLayout
 from quire.kv_connectors.memory.store import PrefixStore, StoredPrefix
 
 
@@ -36,3 +36,8 @@ class MemoryWorker:
             # indexing copies
             parts = [tensor[blocks.to(tensor.device)].cpu() for tensor in self._tensors]
             self._store.put(StoredPrefix(store.key, self._layout, store.token_ids.astype(np.int32), parts))
+
+    def spill(self, spills: list[BlockSpill]) -> None:
+        raise AssertionError("this connector knows whole prefixes only")
+
+    def close(self) -> None: ...

@@ -1,0 +1,67 @@
+"""KV that lives elsewhere: the options `kv_store` and `kv_connector`, and what engines must agree in to share it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from quire.config.engine_config import KVConnectorConfig
+from quire.config.engine_options import EngineOptions
+from quire.errors import OptionError
+
+TIERED = "tiered"
+_HOST = "host"
+# engines that know the same one read each other's blocks; nobody else can tell what lies in a store, or forge it
+_SECRET = "QUIRE_KV_STORE_SECRET"
+
+
+def shared_key(purpose: str) -> bytes:
+    """A key that all engines with the same secret have; of each purpose another one."""
+    secret = os.environ.get(_SECRET, "").encode()
+    return hashlib.blake2b(secret, digest_size=32, person=f"quire {purpose}".encode()[:16]).digest()
+
+
+def resolve_kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
+    """Its name is looked up where it is made: packages beside Quire bring others."""
+    if options.kv_store is not None:
+        return _tiered(options)
+    if options.kv_connector is None:
+        if options.kv_connector_args is not None:
+            raise OptionError(
+                "kv_connector_args: whose arguments they are is said by kv_connector. Give both, or none."
+            )
+        return None
+    config = KVConnectorConfig(options.kv_connector, dict(options.kv_connector_args or {}))
+    _check_tiered(config, options)
+    return config
+
+
+def _tiered(options: EngineOptions) -> KVConnectorConfig:
+    assert options.kv_store is not None
+    if options.kv_connector is not None:
+        raise OptionError("kv_store: stands for kv_connector=tiered. Give one of the two.")
+    addresses = [address.strip() for address in options.kv_store.split(",")]
+    if not all(addresses):
+        raise OptionError(f"kv_store={options.kv_store}: an address is empty. Give addresses with commas between.")
+    config = KVConnectorConfig(
+        TIERED,
+        {
+            "stores": [address for address in addresses if address != _HOST],
+            "host_bytes": int(options.kv_store_host_memory * 2**30),
+            "disk_bytes": int(options.kv_store_disk * 2**30),
+        },
+    )
+    _check_tiered(config, options)
+    return config
+
+
+def _check_tiered(config: KVConnectorConfig, options: EngineOptions) -> None:
+    if config.name != TIERED:
+        return
+    refused = {
+        "enable_prefix_caching=False, whose blocks it keeps": not options.enable_prefix_caching,
+        "enable_lora, as adapters are numbered by each engine for itself": options.enable_lora,
+    }
+    for what, is_asked in refused.items():
+        if is_asked:
+            raise OptionError(f"kv_store: cannot be combined with {what}. Leave one of them out (docs/kv-tiers.md).")

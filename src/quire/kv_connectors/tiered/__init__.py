@@ -1,0 +1,46 @@
+"""KV kept in host memory and in stores behind it, block by block, under names that say what a block holds:
+`kv_connector="tiered"`, which the option `kv_store` chooses.
+
+    prefix cache -> host memory -> the first store -> the next one          a block that is full goes all the way down
+                 <- host memory <- the first store that has it              a prompt finds it as far up as it lies
+
+    scheduler.py   names, questions, answers        tiers.py     who reads and writes, in threads of their own
+    worker.py      blocks of the cache to bytes     host.py      the bytes in memory, bounded
+                                                    guard.py     one store: checksums, breaker, what it costs
+                                                    stores/      files, Redis and Valkey, S3, ...: five calls each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks, WorkerHalf
+from quire.kv_connectors.tiered.settings import TierSettings
+from quire.kv_connectors.tiered.tiers import open_tiers
+
+
+def scheduler_half(
+    layout: CacheLayout,
+    *,
+    stores: Sequence[str] = (),
+    host_bytes: int = 2**30,
+    disk_bytes: int = 16 * 2**30,
+    max_wait: float = 2.0,
+    rule: str = "cost",
+) -> NamedBlocks:
+    from quire.kv_connectors.tiered.scheduler import TieredScheduler
+
+    return TieredScheduler(layout, open_tiers(TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)))
+
+
+def worker_half(
+    *,
+    stores: Sequence[str] = (),
+    host_bytes: int = 2**30,
+    disk_bytes: int = 16 * 2**30,
+    max_wait: float = 2.0,
+    rule: str = "cost",
+) -> WorkerHalf:
+    from quire.kv_connectors.tiered.worker import TieredWorker
+
+    return TieredWorker(open_tiers(TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)))

@@ -1,0 +1,182 @@
+"""What one engine waits for: blocks that are read from the stores into host memory, by threads of their own.
+
+Asked, and answered at once, while a step is decided. A question is over when all that can be had is near, or when its
+wait has been as long as is worth it; then what is near is loaded and the rest is computed. A block that comes too late
+is of use to the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from quire.kv_connectors.tiered.guard import GuardedStore
+from quire.kv_connectors.tiered.tiers import BATCH_BYTES, MOST_IN_BATCH, Tiers
+
+logger = logging.getLogger("quire.kv_connectors")
+
+_NUM_READERS = 4
+# whatever computing takes, a store gets as long to answer
+_LEAST_WAIT = 0.05
+# what somebody is about to put there is looked for so often
+_LOOK_AGAIN_SECONDS = 0.01
+_WAIT_SECONDS = 0.002
+
+
+@dataclass
+class _Question:
+    number: int
+    names: list[bytes]
+    deadline: float
+    is_expected: bool
+    is_over: bool = False
+
+
+class Questions:
+    """By number, which is whatever the engine says. `clock` in seconds."""
+
+    def __init__(self, tiers: Tiers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tiers = tiers
+        self._host = tiers.host
+        self._clock = clock
+        self._always = tiers.settings.rule == "always"
+        # guards what follows; told of when a question is over
+        self._changed = threading.Condition()
+        self._open: dict[int, _Question] = {}
+        self._arrived: list[int] = []
+        self._pinned: dict[int, list[bytes]] = {}
+        # whose wait is over while a thread is still at them
+        self._num_overdue = 0
+        self._counts = Counter(dict.fromkeys(("hits", "misses", "late"), 0))
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="quire-kv-reader")
+
+    # ------------------------------------------------------------------------------------------ of the engine
+
+    def ask(self, number: int, names: list[bytes], *, is_expected: bool = False) -> bool:
+        """Whether these may come nearer, and are worth the wait. What is near, and what comes, stays until `forget`."""
+        self.forget(number)
+        missing = self._host.missing(names)
+        self._pinned[number] = names
+        self._host.pin(names)
+        if not missing or not any(self._may_read(store, len(missing), is_expected) for store in self._tiers.stores):
+            return False
+        with self._changed:
+            # threads that hang in a store must not make everybody wait for nothing
+            if self._tiers.is_closed or self._num_overdue >= _NUM_READERS:
+                return False
+            question = _Question(number, names, self._clock() + self._patience(len(missing)), is_expected)
+            self._open[number] = question
+            self._readers.submit(self._bring, question)
+        return True
+
+    def _may_read(self, store: GuardedStore, num_blocks: int, is_expected: bool) -> bool:
+        """It is there to be asked, and reads so many blocks sooner than they are computed."""
+        if not store.may_be_asked or self._always or is_expected:
+            return store.may_be_asked
+        # one call to ask, and one to read
+        seconds = store.seconds_for(num_blocks * self._tiers.bytes_per_block, 2)
+        return seconds < num_blocks * self._tiers.seconds_per_block
+
+    def _patience(self, num_blocks: int) -> float:
+        """As long as computing takes: so nobody waits much longer than twice as long as without a store."""
+        most = self._tiers.settings.max_wait
+        return most if self._always else min(most, max(_LEAST_WAIT, num_blocks * self._tiers.seconds_per_block))
+
+    def arrived(self) -> list[int]:
+        """Numbers whose wait is over."""
+        if not self._open and not self._arrived:
+            return []
+        with self._changed:
+            now = self._clock()
+            late = [number for number, question in self._open.items() if now >= question.deadline]
+            for number in late:
+                self._end(number)
+            self._counts["late"] += len(late)
+            arrived, self._arrived = self._arrived, []
+            return arrived + late
+
+    def wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived, _WAIT_SECONDS)
+
+    def forget(self, number: int) -> None:
+        if (names := self._pinned.pop(number, None)) is not None:
+            self._host.unpin(names)
+            with self._changed:
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        if (question := self._open.pop(number, None)) is not None:
+            question.is_over = True
+            self._num_overdue += 1
+
+    def statistics(self) -> dict[str, float]:
+        with self._changed:
+            return {f"kv_tiers_{what}_total": count for what, count in self._counts.items()}
+
+    # ------------------------------------------------------------------------------------------ of the threads
+
+    def _bring(self, question: _Question) -> None:
+        try:
+            while not question.is_over:
+                has_all = self._bring_once(question)
+                if has_all or not question.is_expected:
+                    break
+                time.sleep(_LOOK_AGAIN_SECONDS)
+        except Exception:
+            logger.exception("what lies in the stores could not be brought")
+        finally:
+            num_missing = len(self._host.missing(question.names))
+            with self._changed:
+                self._counts["misses"] += num_missing
+                if question.is_over:
+                    self._num_overdue -= 1
+                else:
+                    del self._open[question.number]
+                    self._arrived.append(question.number)
+                self._changed.notify_all()
+
+    def _bring_once(self, question: _Question) -> bool:
+        """Whether all is near."""
+        where: dict[bytes, GuardedStore] = {}
+        missing = self._host.missing(question.names)
+        for store in self._tiers.stores:
+            unknown = [name for name in missing if name not in where]
+            if unknown and self._may_read(store, len(unknown), question.is_expected):
+                where.update(dict.fromkeys(store.exists(unknown), store))
+        # behind one that is nowhere, nothing is of use
+        is_missing = set(missing)
+        reach = next((i for i, one in enumerate(question.names) if one in is_missing and one not in where), None)
+        wanted = [name for name in question.names[:reach] if name in is_missing]
+        for store, batch in self._batches(wanted, where):
+            if question.is_over:
+                return False
+            found = store.get(batch)
+            for name in batch:
+                payload = found.get(name)
+                if payload is None or not self._host.put(name, payload):
+                    return False
+                self._tiers.bytes_per_block = payload.nbytes
+            with self._changed:
+                self._counts["hits"] += len(batch)
+            self._tiers.bring_nearer(store, found)
+        return reach is None
+
+    def _batches(
+        self, names: list[bytes], where: dict[bytes, GuardedStore]
+    ) -> Iterator[tuple[GuardedStore, list[bytes]]]:
+        """Neighbours from one store, as many as a call should have."""
+        most = max(1, min(MOST_IN_BATCH, BATCH_BYTES // max(1, self._tiers.bytes_per_block)))
+        batch: list[bytes] = []
+        for name in names:
+            if batch and (len(batch) == most or where[name] is not where[batch[0]]):
+                yield where[batch[0]], batch
+                batch = []
+            batch.append(name)
+        if batch:
+            yield where[batch[0]], batch

