@@ -125,7 +125,7 @@ class EngineCore:
         if len(self._in_flight) > (self._depth if decision is not None else 0):
             outputs = self.scheduler.update_from_output(self._in_flight.popleft().result())
         else:
-            self._is_idle = not self._in_flight
+            self._is_idle = not self._in_flight and not self.scheduler.wait_for_blocks()
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
         self._follow()

@@ -38,7 +38,7 @@ from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
 from quire.failpoints import failpoint
 from quire.kv_connectors import make_scheduler_half
-from quire.kv_connectors.connector import CacheLayout, SchedulerHalf
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf
 from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
 from quire.observability.recorder import DecisionRecorder, Recorder
@@ -135,7 +135,7 @@ def make_scheduler(
     policy: SchedulingPolicy | None = None,
     costs: RecoveryCosts = RecoveryCosts(),  # noqa: B008 (frozen)
     speculation: Speculation | None = None,
-    connector: SchedulerHalf | None = None,
+    connector: SchedulerHalf | NamedBlocks | None = None,
     adapters: Set[int] = frozenset(),
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,

@@ -12,6 +12,7 @@ _WAITS = {
     "rows": "a place in the batch",
     "turn": "the next step",
     "input": "more of its prompt",
+    "blocks": "blocks from elsewhere",
 }
 
 

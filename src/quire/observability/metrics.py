@@ -173,13 +173,48 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Calls that the database failed; each is a 503, or a 507 on a full disk.",
     ),
 }
+# of blocks that go on living elsewhere (docs/kv-tiers.md)
+_TIERS = {
+    "kv_tiers_hits_total": (
+        "quire:kv_tiers_hits_total",
+        "Blocks that were asked for, and brought near.",
+    ),
+    "kv_tiers_misses_total": (
+        "quire:kv_tiers_misses_total",
+        "Blocks that were asked for, and that no store has or could bring.",
+    ),
+    "kv_tiers_late_total": ("quire:kv_tiers_late_total", "Requests that waited for blocks in vain, and computed them."),
+    "kv_tiers_not_written_total": (
+        "quire:kv_tiers_not_written_total",
+        "Blocks that a store was not given: it is too slow to be worth it, away, or behind.",
+    ),
+    "kv_tiers_waiting_bytes": ("quire:kv_tiers_waiting_bytes", "What waits to be written to stores."),
+    "kv_host_tier_bytes": ("quire:kv_host_tier_bytes", "Blocks in host memory, in bytes."),
+    "kv_host_tier_blocks": ("quire:kv_host_tier_blocks", "Blocks in host memory."),
+    "kv_host_tier_evicted_total": ("quire:kv_host_tier_evicted_total", "Blocks that left host memory for others."),
+}
+_OF_A_STORE = {
+    "quire:kv_store_hits_total": "Blocks read from a store and found whole.",
+    "quire:kv_store_read_bytes_total": "Bytes read from a store.",
+    "quire:kv_store_written_bytes_total": "Bytes written to a store.",
+    "quire:kv_store_failures_total": "Calls that a store failed, or was too late for.",
+    "quire:kv_store_corrupt_total": "Blocks that a store gave back otherwise than written; they are computed.",
+    "quire:kv_store_breaker_openings_total": "Times that a store was left alone for a while, because it failed.",
+    "quire:kv_store_resting": "1 while a store is left alone.",
+}
+_KINDS_OF_STORES = ("files", "redis_server", "s3", "mooncake")
 _EXPERT_TOKENS = re.compile(r"expert_([a-z0-9]+)_([a-z0-9]+)_tokens_total")
 _OF_REPLICA = re.compile(r"replica_(\d+)_(sequences|waiting_tokens)")
 _OF_ANY_EXPERT = "expert_number_number_tokens_total"
 # Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
 # that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
 ENGINE_STATISTICS: dict[str, EngineMetric] = {
-    **{key: EngineMetric(name, text) for key, (name, text) in _NAMED.items()},
+    **{key: EngineMetric(name, text) for key, (name, text) in (_NAMED | _TIERS).items()},
+    **{
+        f"kv_store_{kind}_{name.removeprefix('quire:kv_store_')}": EngineMetric(name, text, {"store": kind})
+        for name, text in _OF_A_STORE.items()
+        for kind in _KINDS_OF_STORES
+    },
     **{f"kv_slots_{state}": EngineMetric("quire:kv_cache_slots", _SLOTS, {"state": state}) for state in SLOT_STATES},
     **{f"host_slots_{state}": EngineMetric("quire:host_slots", _HOST_SLOTS, {"state": state}) for state in HOST_STATES},
     # each of several copies has these

@@ -21,12 +21,15 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import Speculation
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf, WorkerHalf
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
 from quire.kv_connectors.memory.store import PrefixStore
+from quire.kv_connectors.tiered.scheduler import TieredScheduler
+from quire.kv_connectors.tiered.tiers import Tiers
 from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
-from quire.testing.simulator.connector import SimulatedConnector, simulated_layout
+from quire.testing.simulator.connector import SimulatedConnector, SimulatedTieredConnector, simulated_layout
 from quire.testing.simulator.executor import SimulatedDrafts, SimulatedExecutor, StepCosts
 
 FULL = KVGroup(("layer",))
@@ -92,6 +95,7 @@ class CoreUnderTest:
         constraints: Sequence[Constraint] = (),
         adapters: Set[int] = frozenset(),
         store: PrefixStore | None = None,
+        tiers: Tiers | None = None,
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
         check_invariants: bool = True,
@@ -102,7 +106,8 @@ class CoreUnderTest:
         make_manager: Callable[..., KVCacheManager] = KVCacheManager,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
-        `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
+        `drafts` says how good they are. Cores with the same `store` have the memory connector and share it; with the
+        same `tiers` the tiered one."""
         costs = costs or StepCosts()
         drafts = (drafts or SimulatedDrafts()) if num_drafts else None
         if speculation is None:
@@ -120,7 +125,7 @@ class CoreUnderTest:
             num_host_blocks=num_host_blocks,
             costs=costs,
             drafts=drafts,
-            connector=SimulatedConnector(store) if store is not None else None,
+            connector=_worker_half(store, tiers),
         )
         self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
@@ -152,7 +157,7 @@ class CoreUnderTest:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             speculation=speculation,
-            connector=MemoryScheduler(simulated_layout(block_size), store) if store is not None else None,
+            connector=_scheduler_half(simulated_layout(block_size), store, tiers),
             constraints=constraints,
             adapters=adapters,
         )
@@ -244,3 +249,17 @@ class CoreUnderTest:
         assert statistics["swapped_out_blocks_total"] == work.num_swapped_out_blocks
         assert statistics["swapped_in_blocks_total"] == work.num_swapped_in_blocks
         assert statistics["num_blocks_copied_total"] >= work.num_copied_blocks
+
+
+def _scheduler_half(
+    layout: CacheLayout, store: PrefixStore | None, tiers: Tiers | None
+) -> SchedulerHalf | NamedBlocks | None:
+    if tiers is not None:
+        return TieredScheduler(layout, tiers)
+    return MemoryScheduler(layout, store) if store is not None else None
+
+
+def _worker_half(store: PrefixStore | None, tiers: Tiers | None) -> WorkerHalf | None:
+    if tiers is not None:
+        return SimulatedTieredConnector(tiers)
+    return SimulatedConnector(store) if store is not None else None

@@ -102,6 +102,12 @@ class StepIsolation:
         """Perhaps in an earlier step than this one, which was decided before the core knew."""
         return row in self._failed
 
+    def doubtful_blocks(self, failed: Iterable[int]) -> set[int]:
+        """Those whose content nobody elsewhere should rely on: not written, or in the tables of rows that failed."""
+        rows = list(failed)
+        tables = self._table.block_tables[:, rows].reshape(-1).tolist() if rows else []
+        return {*self._unwritten.step_of, *tables}
+
     # ------------------------------------------------------------------------------------------ a step
 
     def run(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:

@@ -46,8 +46,22 @@ class Transfers(StepMember):
                 except Exception:
                     logger.exception("row %d: its prompt could not be stored", store.row)
                     num_lost += 1
+        self._spill(scheduled, output)
         if num_lost:
             output.counts["num_failed_stores"] = num_lost
+
+    def _spill(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        spills = _moves_of(scheduled).spills
+        if not spills:
+            return
+        doubtful = self._isolation.doubtful_blocks(output.failures)
+        try:
+            self._connector.spill([spill for spill in spills if spill.block not in doubtful])
+        except Exception:
+            logger.exception("%d blocks could not be kept elsewhere", len(spills))
+
+    def close(self) -> None:
+        self._connector.close()
 
 
 def _moves_of(scheduled: SchedulerOutput) -> StepTransfers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import deque
+from collections.abc import KeysView
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,7 @@ class PrefixCache:
         # block -> request that was granted its tokens in the step that is being decided
         self._promises: dict[int, int] = {}
         # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
-        self._fresh: deque[set[int]] = deque([set()])
+        self._fresh: deque[dict[int, None]] = deque([{}])
         # of models with states
         self.ends = AnswerEnds()
 
@@ -219,7 +220,7 @@ class PrefixCache:
         name = self.hasher.hashes(sequence, num_tokens // self._block_size)[-1]
         for i, block in enumerate(sequence.block_tables[self.state_group]):
             if self._pool.register(block, (self.state_group + i, name), sequence.request.owner):
-                self._fresh[-1].add(block)
+                self._fresh[-1][block] = None
         return name
 
     def name_end(self, sequence: Sequence, num_tokens: int, *, is_ahead: bool) -> bytes | None:
@@ -237,7 +238,7 @@ class PrefixCache:
         for number, block in entries:
             self._pool.register(block, (number, end.name), sequence.request.owner)
         if is_ahead and self.num_steps_awaited:
-            self._fresh[-2].update(block for _, block in entries)
+            self._fresh[-2].update(dict.fromkeys(block for _, block in entries))
         self.ends.add(end)
         return end.name
 
@@ -279,7 +280,7 @@ class PrefixCache:
                 block = sequence.block_tables[number][index]
                 if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
                     continue
-                self._fresh[-1].add(block)
+                self._fresh[-1][block] = None
                 if changes is not None:
                     changes.stored(number, sequence, index, hashes)
                 if is_promise:
@@ -300,7 +301,7 @@ class PrefixCache:
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), request.owner):
-                fresh.add(block)
+                fresh[block] = None
                 if changes is not None:
                     changes.stored(0, sequence, index, sequence.block_hashes)
 
@@ -314,7 +315,12 @@ class PrefixCache:
             del self._promises[block]
 
     def step_decided(self) -> None:
-        self._fresh.append(set())
+        self._fresh.append({})
+
+    @property
+    def fresh_blocks(self) -> KeysView[int]:
+        """Those that have got a name since the last step was decided, in this order; some have lost it again."""
+        return self._fresh[-1].keys()
 
     def step_settled(self) -> None:
         """The results of the earliest step are there: what failed in it is forgotten."""

@@ -67,6 +67,10 @@ class Admission:
             refusal = self._transfers.reason_to_refuse(request)
         return refusal
 
+    def awaits_blocks(self, request: Request) -> bool:
+        """Some of its blocks lie elsewhere, and are worth waiting for."""
+        return self._transfers.ask(request)
+
     def reason_of_memory(self, request: Request) -> str | None:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""
         manager = self._manager

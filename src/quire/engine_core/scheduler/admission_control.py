@@ -101,7 +101,7 @@ class AdmissionControl:
         """What it would compute if it started now; algorithm 2 refreshes it whenever somebody has started."""
         (sequence,) = request.sequences.values()
         num_computed = self._manager.get_computed_blocks(sequence).num_tokens
-        if request.message.transfer is not None:
+        if self._transfers.concerns(request):
             num_computed += self._transfers.num_found(sequence, num_computed)
         return sequence.num_total_tokens - num_computed
 
@@ -233,9 +233,12 @@ class AdmissionControl:
     def why_waits(self, request: Request) -> tuple[str, int, int]:
         """(for what, how much, how much is there) of one that does not run; looks nothing up, so it may be old.
 
-        input: more of its prompt; rows or memory: it was turned away; order: others go first; turn: for the next step.
+        input: more of its prompt; blocks: that come from elsewhere; rows or memory: it was turned away; order: others
+        go first; turn: for the next step.
         """
         before = self._turned_away
+        if self._queues.is_awaiting(request):
+            return "blocks", 0, 0
         if request.waits_for_input or not request.num_prompt_tokens:
             return "input", 0, 0
         if request.status is Status.PREEMPTED or request is before:
@@ -257,13 +260,18 @@ class AdmissionControl:
     def waits(self) -> dict[str, int]:
         """How many wait, by what those wait for who are the next: the others wait behind them."""
         going_on = self._queues.preempted()
+        num_blocks = self._queues.num_awaiting
         num_input = self._queues.num_silent + self._queues.num_preempted - len(going_on)
         before = self._turned_away
         # nothing new starts before what gave way has gone on
         first = before if not going_on and before is not None and self._queues.is_waiting(before) else None
-        first = first or next((one for one in self._queues.in_line() if not one.waits_for_input), None)
+        first = first or next((one for one in self._queues.in_line() if self._is_in_line(one)), None)
         what = self.why_waits(first)[0] if first is not None else "turn"
-        return {what: len(self._queues) - num_input, "input": num_input}
+        waits = {what: len(self._queues) - num_input - num_blocks, "input": num_input}
+        return waits | {"blocks": num_blocks} if num_blocks else waits
+
+    def _is_in_line(self, request: Request) -> bool:
+        return not request.waits_for_input and not self._queues.is_awaiting(request)
 
     @property
     def _num_free_rows(self) -> int:

@@ -150,8 +150,12 @@ class Lifecycle:
         if not request.is_final:
             self.open_inputs[request.request_id] = request
         self.queues.add(request)
-        if not self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
-            self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
+        if self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
+            return
+        self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
+        if can.awaits_blocks(request):
+            self.queues.remove(request)
+            self.queues.await_blocks(request)
 
     def _prompt_of(self, message: EngineRequest) -> Tokens:
         """What was sent, behind what it continues."""

@@ -30,10 +30,12 @@ class WaitingQueues:
         self._priorities: list[int] = []
         # streamed input of which not a token has come
         self._silent: Line = OrderedDict()
+        # whose blocks are on their way from elsewhere: they stand in no line, and in nobody's way
+        self._awaiting: Line = OrderedDict()
         self._preempted: Line = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._by_arrival) + len(self._silent) + len(self._preempted)
+        return len(self._by_arrival) + len(self._silent) + len(self._awaiting) + len(self._preempted)
 
     @property
     def num_preempted(self) -> int:
@@ -44,7 +46,20 @@ class WaitingQueues:
         """Those of whose prompt nothing has come yet."""
         return len(self._silent)
 
+    @property
+    def num_awaiting(self) -> int:
+        """Those whose blocks are on their way from elsewhere."""
+        return len(self._awaiting)
+
+    def is_awaiting(self, request: Request) -> bool:
+        return request.request_id in self._awaiting
+
+    def await_blocks(self, request: Request) -> None:
+        """It gets its place in line when they are there: until then, others need not wait for it."""
+        self._awaiting[request.request_id] = request
+
     def add(self, request: Request) -> None:
+        self._awaiting.pop(request.request_id, None)
         if not request.num_prompt_tokens:
             self._silent[request.request_id] = request
             return
@@ -77,6 +92,7 @@ class WaitingQueues:
                 self._priorities.remove(request.priority)
                 self.shares.nobody_waits(request.priority)
         self._silent.pop(request.request_id, None)
+        self._awaiting.pop(request.request_id, None)
         self._preempted.pop(request.request_id, None)
 
     def end(self, request: Request) -> None:
@@ -122,6 +138,7 @@ class WaitingQueues:
         """All of them, those that gave way first, each by arrival. The policy has its own order."""
         yield from sorted(self._preempted.values(), key=lambda request: request.arrival)
         yield from self._by_arrival.values()
+        yield from self._awaiting.values()
         yield from self._silent.values()
 
     def all_preempted(self) -> list[Request]:

@@ -43,6 +43,11 @@ class Recovery:
         # those that came back; some may be victims again
         self.protected: list[Request] = []
 
+    @property
+    def seconds_per_token(self) -> float:
+        """What computing one takes."""
+        return self._costs.seconds_per_token
+
     # ------------------------------------------------------------------------------------------ who
 
     @staticmethod

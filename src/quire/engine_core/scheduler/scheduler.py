@@ -38,9 +38,10 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
+from quire.engine_core.scheduler.shared_blocks import SharedBlocks
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
+from quire.kv_connectors.connector import NamedBlocks, NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
 
 logger = logging.getLogger("quire.scheduler")
@@ -64,7 +65,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
-        connector: SchedulerHalf | None = None,
+        connector: SchedulerHalf | NamedBlocks | None = None,
         constraints: Sequence[Constraint] = (),
         adapters: Set[int] = frozenset(),
     ) -> None:
@@ -73,7 +74,11 @@ class Scheduler:
         self.policy = policy
         self.recovery = recovery
         self.speculation = speculation or NoSpeculation()
-        self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
+        self._transfers = (
+            SharedBlocks(connector, manager, recovery.seconds_per_token)
+            if isinstance(connector, NamedBlocks)
+            else Transfers(connector or NoSchedulerHalf(), manager.block_size)
+        )
         self.max_num_batched_tokens = max_num_batched_tokens
         uncut = Uncut(max_num_batched_tokens)
         self._constraints = (*constraints, *_boundaries(manager), uncut)
@@ -151,6 +156,8 @@ class Scheduler:
 
     def _grant(self) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
+        for request in self._transfers.arrived():
+            self.queues.add(request)
         self._granted[:] = 0
         self.admission_control.begin_step(self._num_steps, has_results_to_come=bool(self._in_flight))
         while self._grant_running() and not self._granted.any():
@@ -159,6 +166,10 @@ class Scheduler:
         if not self._gave_way:
             self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
         return np.flatnonzero(self._granted)
+
+    def wait_for_blocks(self) -> bool:
+        """Nothing is to be done: a few milliseconds, for what comes from elsewhere. False: nobody waits for that."""
+        return self._transfers.wait()
 
     def steady_horizon(self) -> tuple[IntArray, int]:
         """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens."""
@@ -347,7 +358,7 @@ class Scheduler:
     def _begin(self, sequence: TokenSequence, budget: int) -> bool:
         """The first tokens of a sequence that holds nothing: behind the longest prefix at hand, and what is fetched."""
         computed = self.manager.get_computed_blocks(sequence)
-        has_transfer = sequence.request.message.transfer is not None
+        has_transfer = self._transfers.concerns(sequence.request)
         num_fetched = self._transfers.begin(sequence, computed.num_tokens) if has_transfer else 0
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it

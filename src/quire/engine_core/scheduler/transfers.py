@@ -13,10 +13,11 @@ from typing import Any
 from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence, Status
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, Found, SchedulerHalf, StepTransfers
+from quire.messages import KVTransfer
 
 
 @dataclass(frozen=True)
-class _Fetch:
+class Fetch:
     sequence: Sequence
     found: Found
     # beyond what is here
@@ -31,12 +32,28 @@ class Transfers:
 
     def __init__(self, connector: SchedulerHalf, block_size: int) -> None:
         self._connector = connector
-        self._block_size = block_size
+        self.block_size = block_size
         # of the step that is being decided
-        self.fetches: list[_Fetch] = []
+        self.fetches: list[Fetch] = []
         # by request: the sequence whose prompt is stored as soon as it is computed
         self.to_store: dict[int, Sequence] = {}
-        self._num_fetched_tokens = self._num_fetched_blocks = self._num_stored_blocks = 0
+        self._num_fetched_tokens = self._num_fetched_blocks = self.num_stored_blocks = 0
+
+    def concerns(self, request: Request) -> bool:
+        """Whether KV of it could come from elsewhere, or is to go there."""
+        return request.message.transfer is not None
+
+    def ask(self, request: Request) -> bool:
+        """It has arrived; whether it waits for blocks that come from elsewhere. `arrived` then says when no more."""
+        return False
+
+    def arrived(self) -> list[Request]:
+        """Those that wait no longer, because what comes is there, or does not come in time."""
+        return []
+
+    def wait(self) -> bool:
+        """Nothing else is to be done: until something arrives, or a few milliseconds. False: nobody waits for that."""
+        return False
 
     def reason_to_refuse(self, request: Request) -> str | None:
         transfer = request.message.transfer
@@ -50,6 +67,9 @@ class Transfers:
             return "transfer: what was sampled elsewhere goes on as one sequence, and has come whole."
         if transfer.fetch is not None and transfer.num_fetch_tokens <= 0:
             return "transfer: fetch needs num_fetch_tokens, the number of tokens that lie there."
+        return self._reason_of_connector(transfer)
+
+    def _reason_of_connector(self, transfer: KVTransfer) -> str | None:
         return self._connector.reason_to_refuse(transfer)
 
     # ------------------------------------------------------------------------------------------ what can be had
@@ -69,9 +89,9 @@ class Transfers:
             self.to_store[sequence.request.request_id] = sequence
         found, num_tokens = self._look_up(sequence, num_computed)
         if found is not None and num_tokens:
-            first = num_computed // self._block_size
-            last = -(-(num_computed + num_tokens) // self._block_size)
-            self.fetches.append(_Fetch(sequence, found, num_tokens, first, last))
+            first = num_computed // self.block_size
+            last = -(-(num_computed + num_tokens) // self.block_size)
+            self.fetches.append(Fetch(sequence, found, num_tokens, first, last))
         return num_tokens
 
     def _look_up(self, sequence: Sequence, num_computed: int) -> tuple[Found | None, int]:
@@ -89,24 +109,29 @@ class Transfers:
 
     def step_data(self) -> dict[str, Any]:
         """What the worker half must do in the step that has just been decided; asked if something is to be moved."""
+        if not self.fetches and not self.to_store:
+            return {}
         step = StepTransfers(
-            # some may have found too few blocks after all
-            loads=[self._load(fetch) for fetch in self.fetches if fetch.sequence.is_begun],
+            loads=self._take_loads(),
             stores=[self._store(sequence) for sequence in self._take_computed()],
         )
-        self.fetches = []
         return {STEP_DATA: step} if step.loads or step.stores else {}
 
-    def _load(self, fetch: _Fetch) -> BlockLoad:
-        blocks = _blocks_of(fetch.sequence, fetch.first, fetch.last)
+    def _take_loads(self) -> list[BlockLoad]:
+        fetches, self.fetches = self.fetches, []
+        # some may have found too few blocks after all
+        return [self._load(fetch) for fetch in fetches if fetch.sequence.is_begun]
+
+    def _load(self, fetch: Fetch) -> BlockLoad:
+        blocks = blocks_of(fetch.sequence, fetch.first, fetch.last)
         self._num_fetched_blocks += sum(map(len, blocks))
         self._num_fetched_tokens += fetch.num_tokens
-        return BlockLoad(
-            row=fetch.sequence.row,
-            source=self._connector.load(fetch.found),
-            first_block=fetch.first,
-            blocks=blocks,
-        )
+        first, source = self._source_of(fetch)
+        return BlockLoad(row=fetch.sequence.row, source=source, first_block=first, blocks=blocks)
+
+    def _source_of(self, fetch: Fetch) -> tuple[int, Any]:
+        """Which of its blocks is the first one that is needed, and what the worker half must know."""
+        return fetch.first, self._connector.load(fetch.found)
 
     def _take_computed(self) -> list[Sequence]:
         """Those whose prompt is complete after the step."""
@@ -125,8 +150,8 @@ class Transfers:
         length = sequence.request.num_prompt_tokens
         assert transfer is not None
         assert transfer.store is not None
-        blocks = _blocks_of(sequence, 0, -(-length // self._block_size))
-        self._num_stored_blocks += sum(map(len, blocks))
+        blocks = blocks_of(sequence, 0, -(-length // self.block_size))
+        self.num_stored_blocks += sum(map(len, blocks))
         tokens = sequence.token_ids(0, length).copy()
         return BlockStore(row=sequence.row, key=transfer.store, token_ids=tokens, blocks=blocks)
 
@@ -134,11 +159,14 @@ class Transfers:
         return {
             "fetched_tokens_total": self._num_fetched_tokens,
             "fetched_blocks_total": self._num_fetched_blocks,
-            "stored_blocks_total": self._num_stored_blocks,
-            **self._connector.statistics(),
+            "stored_blocks_total": self.num_stored_blocks,
+            **self._statistics_of_connector(),
         }
 
+    def _statistics_of_connector(self) -> dict[str, float]:
+        return self._connector.statistics()
 
-def _blocks_of(sequence: Sequence, first: int, last: int) -> list[list[int]]:
+
+def blocks_of(sequence: Sequence, first: int, last: int) -> list[list[int]]:
     """By group of layers."""
     return [table.blocks[first:last].tolist() for table in sequence.block_tables]

@@ -109,6 +109,9 @@ class SimulatedExecutor:
         answer.speculated = np.concatenate([answer.speculated, self.lateness.report()], axis=1)
         if transfers is not None:
             self.connector.store([store for store in transfers.stores if not self.rows.has_failed[store.row]])
+            if transfers.spills:
+                doubtful = set(self.rows.blocks_of(np.flatnonzero(self.rows.has_failed)))
+                self.connector.spill([spill for spill in transfers.spills if spill.block not in doubtful])
         seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)

@@ -60,6 +60,12 @@ class SimulatedRows:
         num_groups, num_rows, width, _ = self._tables.shape
         return self._tables.reshape(num_groups, num_rows, width * self._block_size)
 
+    def blocks_of(self, rows: IntArray) -> list[int]:
+        """All that stand in the tables of these rows."""
+        slots = self._tables[:, rows, :, 0]
+        found: list[int] = (slots[slots >= 0] // self._block_size).tolist()
+        return found
+
     # ------------------------------------------------------------------------------------------ who is there
 
     def fork(self, fork: ForkedSequence) -> None:

@@ -1,0 +1,362 @@
+"""Blocks that outlive an engine: the tokens are those of an engine that computes everything."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import kv_servers
+from tests.support.blocking_client import BlockingClient
+from tests.support.kv_servers import KVServer
+
+from quire import LLM, SamplingParams
+from quire.config import EngineOptions, resolve
+from quire.engine_client import open_link
+from quire.errors import OptionError
+from quire.kv_connectors.tiered.guard import GuardedStore
+from quire.messages import EngineRequest, KVTransfer, Tenancy
+from quire.testing.tiny_checkpoints import make_checkpoint
+
+BLOCK_SIZE = 4
+PROMPTS = [[(7 * length + 3 * place * place) % 250 + 5 for place in range(length)] for length in (30, 1, 4, 17, 48)]
+COMMON: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+SAMPLINGS = [
+    SamplingParams(temperature=0.0, **COMMON),
+    SamplingParams(temperature=1.0, top_p=0.9, **COMMON),
+    SamplingParams(temperature=0.0, presence_penalty=1.0, **COMMON),
+    SamplingParams(temperature=0.8, repetition_penalty=1.3, **COMMON),
+    SamplingParams(temperature=0.7, top_k=20, **COMMON),
+]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "num_threads": 1,
+    "block_size": BLOCK_SIZE,
+    "num_gpu_blocks_override": 200,
+    "max_model_len": 128,
+    "max_num_batched_tokens": 16,
+    "check_invariants": True,
+}
+
+
+class Engine:
+    """A core in this process; `stores` are addresses."""
+
+    def __init__(self, path: Path, *stores: str, **options: Any) -> None:
+        args = {"rule": "always", "max_wait": 30.0, **options.pop("tiers", {})}
+        values = OPTIONS | options
+        if stores:
+            values |= {"kv_connector": "tiered", "kv_connector_args": {"stores": list(stores), **args}}
+        config, _ = resolve(EngineOptions(model=str(path), **values))
+        self.client = BlockingClient(open_link(config, in_own_process=False))
+        self._ids = itertools.count()
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        samplings: list[SamplingParams],
+        transfers: list[KVTransfer] | None = None,
+        **request: Any,
+    ) -> list[list[int]]:
+        ids = [next(self._ids) for _ in prompts]
+        for place, (number, prompt, sampling) in enumerate(zip(ids, prompts, samplings, strict=True)):
+            transfer = transfers[place] if transfers else None
+            self.client.add(
+                EngineRequest(
+                    request_id=number,
+                    prompt_token_ids=prompt,
+                    sampling=sampling,
+                    seed=100 + place,
+                    transfer=transfer,
+                    **request,
+                )
+            )
+        tokens: dict[int, list[int]] = {number: [] for number in ids}
+        while self.client.num_open:
+            for number, delta in self.client.receive():
+                assert delta.error is None, delta.error
+                tokens[number] += delta.token_ids
+        return [tokens[number] for number in ids]
+
+    def number(self, name: str) -> int:
+        return int(self.client.control("statistics")[name])
+
+    def close(self) -> None:
+        """Waits for what is to be written."""
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[int]]:
+    engine = Engine(path)
+    tokens = engine.run(PROMPTS, SAMPLINGS)
+    engine.close()
+    return tokens
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Callable[..., Engine]]:
+    opened: list[Engine] = []
+
+    def open_one(path: Path, *stores: str, **options: Any) -> Engine:
+        opened.append(Engine(path, *stores, **options))
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()
+
+
+SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
+    "valkey": kv_servers.valkey,
+    "seaweed": kv_servers.seaweed,
+}
+
+
+@pytest.fixture(params=["files", *SERVERS])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "files":
+        yield f"file://{tmp_path / 'blocks'}"
+        return
+    with SERVERS[request.param](tmp_path) as server:
+        yield server.address
+
+
+# ---- what outlives an engine
+
+
+def num_full(prompts: list[list[int]]) -> int:
+    """Tokens of whole blocks; one token at least is always computed."""
+    return sum((len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_after_a_restart_nothing_is_computed_twice(
+    path: Path, store: str, expected: list[list[int]], open_engine: Callable[..., Engine], async_scheduling: bool
+) -> None:
+    first = open_engine(path, store, async_scheduling=async_scheduling)
+    assert first.run(PROMPTS, SAMPLINGS) == expected
+    assert first.number("fetched_tokens_total") == 0
+    first.close()
+    second = open_engine(path, store, async_scheduling=async_scheduling)
+    assert second.run(PROMPTS, SAMPLINGS) == expected
+    assert second.number("fetched_tokens_total") == num_full(PROMPTS)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_what_one_computes_another_goes_on_with(
+    path: Path, store: str, expected: list[list[int]], open_engine: Callable[..., Engine], async_scheduling: bool
+) -> None:
+    """4.4.4: computed = L, total = L + 1; what is moved is the blocks of what is not here."""
+    options = {"async_scheduling": async_scheduling}
+    first = open_engine(path, store, **options)
+    # other settings, so that it does not share the first one's memory
+    second = open_engine(path, store, tiers={"host_bytes": 2**29}, **options)
+    one_token = [
+        SamplingParams(**{**COMMON, "max_tokens": 1, "temperature": one.temperature, "top_p": one.top_p,
+                          "top_k": one.top_k, "presence_penalty": one.presence_penalty,
+                          "repetition_penalty": one.repetition_penalty})
+        for one in SAMPLINGS
+    ]  # fmt: skip
+    begun = first.run(PROMPTS, one_token, [KVTransfer(store="any") for _ in PROMPTS])
+    transfers = [KVTransfer(fetch="any", num_fetch_tokens=len(prompt), num_output_tokens=1) for prompt in PROMPTS]
+    sent = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, begun, strict=True)]
+    rest = second.run(sent, SAMPLINGS, transfers)
+    assert [[*tokens, *more] for tokens, more in zip(begun, rest, strict=True)] == expected
+    assert second.number("fetched_tokens_total") == sum(map(len, PROMPTS))
+    assert second.number("fetched_blocks_total") == sum(-(-len(prompt) // BLOCK_SIZE) for prompt in PROMPTS)
+
+
+def test_a_conversation_of_50_turns_survives_a_kill_and_a_small_pool(
+    path: Path, tmp_path: Path, open_engine: Callable[..., Engine]
+) -> None:
+    """The engine is dropped at turn 25, as a kill drops it; memory of the tiers goes with it."""
+    store = f"file://{tmp_path}"
+    alone = open_engine(path, max_model_len=256)
+    engine = open_engine(path, store, num_gpu_blocks_override=64, max_model_len=256, tiers={"host_bytes": 2**22})
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    history: list[int] = []
+    for turn in range(50):
+        if turn == 25:
+            flush(engine)
+            engine = open_engine(
+                path, store, num_gpu_blocks_override=64, max_model_len=256, tiers={"host_bytes": 2**23}
+            )
+        history += [turn + 5, 2 * turn + 5]
+        before = engine.number("num_prefix_hit_tokens_total") + engine.number("fetched_tokens_total")
+        (tokens,) = engine.run([history], [sampling])
+        assert [tokens] == alone.run([history], [sampling])
+        found = engine.number("num_prefix_hit_tokens_total") + engine.number("fetched_tokens_total") - before
+        # only what is new, and what of the last block was not full
+        assert found >= (len(history) - 3) // BLOCK_SIZE * BLOCK_SIZE
+        # others push it out
+        engine.run(
+            [[(turn * 31 + number * 7 + place) % 250 + 5 for place in range(48)] for number in range(5)], [sampling] * 5
+        )
+        history += tokens
+
+
+def flush(engine: Engine) -> None:
+    """Until nothing waits to be written."""
+    while engine.number("kv_tiers_waiting_bytes"):
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.1)
+
+
+def test_another_tenant_or_another_secret_finds_nothing(
+    path: Path, tmp_path: Path, open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = f"file://{tmp_path}"
+    prompt, sampling = [PROMPTS[4]], [SAMPLINGS[0]]
+    one, other = (Tenancy(name=name, cache_scope=f"scope of {name}") for name in ("one", "other"))
+    first = open_engine(path, store)
+    tokens = first.run(prompt, sampling, tenant=one)
+    first.close()
+    second = open_engine(path, store)
+    assert second.run(prompt, sampling, tenant=other) == tokens
+    assert second.number("fetched_tokens_total") == 0
+    assert second.run(prompt, sampling, tenant=one) == tokens
+    assert second.number("fetched_tokens_total") == 44
+    second.close()
+    monkeypatch.setenv("QUIRE_KV_STORE_SECRET", "another")
+    third = open_engine(path, store)
+    assert third.run(prompt, sampling, tenant=one) == tokens
+    assert third.number("fetched_tokens_total") == 0
+
+
+@pytest.mark.parametrize("options", [{"block_size": 8}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
+def test_another_layout_finds_nothing(
+    path: Path, tmp_path: Path, open_engine: Callable[..., Engine], options: dict[str, Any]
+) -> None:
+    store = f"file://{tmp_path}"
+    first = open_engine(path, store)
+    first.run(PROMPTS, SAMPLINGS)
+    first.close()
+    second = open_engine(path, store, **options)
+    second.run(PROMPTS, SAMPLINGS)
+    assert second.number("fetched_tokens_total") == 0
+
+
+def test_other_weights_find_nothing(
+    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, open_engine: Callable[..., Engine]
+) -> None:
+    """The same shapes under the same name."""
+    store = f"file://{tmp_path}"
+    first = open_engine(path, store)
+    first.run(PROMPTS, SAMPLINGS)
+    first.close()
+    other = open_engine(make_checkpoint(tmp_path_factory.mktemp("llama"), "llama", seed=4), store)
+    other.run(PROMPTS, SAMPLINGS)
+    assert other.number("fetched_tokens_total") == 0
+
+
+# ---- stores that fail
+
+
+def test_a_server_that_stops_or_dies_fails_no_request(
+    path: Path, tmp_path: Path, expected: list[list[int]], open_engine: Callable[..., Engine]
+) -> None:
+    with kv_servers.valkey(tmp_path) as server:
+        first = open_engine(path, server.address)
+        first.run(PROMPTS, SAMPLINGS)
+        first.close()
+        second = open_engine(path, server.address, tiers={"max_wait": 0.3})
+        server.stop()
+        assert second.run(PROMPTS[:3], SAMPLINGS[:3]) == expected[:3]
+        server.go_on()
+        server.kill()
+        assert second.run(PROMPTS, SAMPLINGS) == expected
+        assert second.number("kv_tiers_late_total") > 0
+
+
+def test_a_server_that_dies_in_mid_stream(
+    path: Path, tmp_path: Path, expected: list[list[int]], open_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Between the question what is there, and the answer what it holds."""
+    with kv_servers.valkey(tmp_path) as server:
+        first = open_engine(path, server.address)
+        first.run(PROMPTS, SAMPLINGS)
+        first.close()
+        second = open_engine(path, server.address)
+        get = GuardedStore.get
+
+        def dies(store: GuardedStore, names: list[bytes]) -> Any:
+            server.kill()
+            return get(store, names)
+
+        monkeypatch.setattr(GuardedStore, "get", dies)
+        assert second.run(PROMPTS, SAMPLINGS) == expected
+        assert second.number("kv_store_redis_server_failures_total") > 0
+        assert second.number("fetched_tokens_total") == 0
+
+
+def test_a_flipped_byte_and_a_missing_block_are_computed(
+    path: Path, tmp_path: Path, expected: list[list[int]], open_engine: Callable[..., Engine]
+) -> None:
+    store = f"file://{tmp_path}"
+    first = open_engine(path, store)
+    first.run(PROMPTS, SAMPLINGS)
+    first.close()
+    files = sorted(one for one in tmp_path.rglob("*") if one.is_file())
+    for number, file in enumerate(files):
+        content = bytearray(file.read_bytes())
+        if number % 3 == 0:
+            content[number % len(content)] ^= 1 << number % 8
+            file.write_bytes(content)
+        elif number % 3 == 1:
+            file.unlink()
+    second = open_engine(path, store)
+    assert second.run(PROMPTS, SAMPLINGS) == expected
+    assert second.number("kv_store_files_corrupt_total") > 0
+
+
+# ---- options
+
+
+def test_one_option_is_enough(path: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "kv_store": f"host, file://{tmp_path}", "kv_store_disk": 0.01, "kv_store_host_memory": 0.01}
+    tokens = []
+    for _ in range(2):
+        with LLM(str(path), **options) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": PROMPTS[4]}], SAMPLINGS[0])
+            tokens.append(output.outputs[0].token_ids)
+    assert tokens[0] == tokens[1]
+    assert any(one.is_file() for one in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kv_store": "file:///tmp/x,"}, "an address is empty"),
+        ({"kv_store": "tape:///tmp/x"}, "must begin with one of"),
+        ({"kv_store": "host", "kv_connector": "memory"}, "one of the two"),
+        ({"kv_store": "host", "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_store": "host", "enable_lora": True}, "enable_lora"),
+        ({"kv_store": "host", "tensor_parallel_size": 2}, "kv_store"),
+        ({"kv_store": "host", "data_parallel_size": 2}, "kv_store"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(
+    path: Path, options: dict[str, Any], reason: str, open_engine: Callable[..., Engine]
+) -> None:
+    with pytest.raises(OptionError, match=reason):
+        open_engine(path, **options)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("mistral", "sliding window"), ("qwen3_next", "recurrent layers")])
+def test_models_whose_blocks_are_not_enough_are_refused(
+    tmp_path: Path, kind: str, reason: str, open_engine: Callable[..., Engine]
+) -> None:
+    with pytest.raises(OptionError, match=reason):
+        open_engine(make_checkpoint(tmp_path, kind), kv_store="host")
