@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from quire.interfaces.deploy.roster import ROSTER
+from quire.interfaces.deploy import roster
 
 
 class AddressedRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        ROSTER.change(frozenset(replica.replica_id.unique_id for replica in replicas))
+        roster.ROSTER.change(frozenset(replica.replica_id.unique_id for replica in replicas))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

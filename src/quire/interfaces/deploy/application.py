@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ _MOST_ONGOING = 100_000
 _HEALTH_PERIOD = 2.0
 _HEALTH_TIMEOUT = 10.0
 _SHUTDOWN_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 _ROUTER = "quire.interfaces.deploy.addressed_router:AddressedRouter"
 
 
@@ -95,6 +97,9 @@ class FrontDeployment:
             ROSTER.follow(follow)
             await self._copies.is_ready.remote()
             self._has_begun = True
+
+    def num_serving(self) -> int:
+        return self._front.num_serving
 
     async def __call__(self, request: HttpRequest) -> Response:
         from starlette.responses import PlainTextResponse, StreamingResponse
@@ -166,7 +171,10 @@ def run_deployment(
     try:
         serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")
         application = application_of(serve, engine_options, server_options, scale, num_cpus, policy)
-        serve.run(application, name=_NAME, route_prefix="/", blocking=False)
+        front = serve.run(application, name=_NAME, route_prefix="/", blocking=False)
+        # Serve tells the front of a copy a little later than it says so here
+        while front.num_serving.remote().result() < scale.least:
+            time.sleep(_LOOK_SECONDS)
         print(f"Quire serves {scale} on http://{host}:{port}/v1", flush=True)
         _wait_for_signal()
         serve.shutdown()
