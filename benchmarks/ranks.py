@@ -2,8 +2,9 @@
 
     python benchmarks/ranks.py [--rounds 5] [--output-length 64] [--only PART_OF_A_NAME]
 
-1. Two processes add 2,048 numbers of each, over and over: the time of one sum, as both see it, and beside it a sum over
-   gloo (torch.distributed) by the same two.
+1. Two processes add 2,048 numbers of each, over and over: the time of one sum, as both see it, as a recorded forward
+   pass has it, and as an operator that is called from Python; beside it a sum over gloo (torch.distributed) by the same
+   two.
 2. Random weights in the shape of Qwen3-0.6B in bfloat16, turn about, each in a process of its own: one worker with two
    threads, two workers with one thread each, and both with `rank_invariant`; and two stages of a pipeline with one
    thread each, which have a step under way each as soon as there are two requests. One stream, and 24 requests at once:
@@ -31,8 +32,9 @@ import torch
 from quire.engine_core.executor.shared_memory import SharedMeeting
 from quire.testing.tiny_checkpoints import shape_0_6b_config, write_tokenizer
 from quire.worker import kernels
+from quire.worker.kernels.cpu.program import Program
 
-NUM_FLOATS, NUM_SUMS = 2048, 4000
+NUM_FLOATS, NUM_SUMS, SUMS_OF_A_PROGRAM = 2048, 4000, 100
 ENGINES = {
     "one worker": ("--num-threads", "2"),
     "two workers": ("--num-threads", "1", "--tensor-parallel-size", "2"),
@@ -48,13 +50,22 @@ def sum_up(rank: int, descriptor: int, num_bytes: int, port: int) -> None:
     """What each of the two processes does: microseconds of a sum in shared memory, and of one by gloo."""
     torch.set_num_threads(1)
     memory = torch.frombuffer(SharedMeeting(num_bytes, descriptor).memory, dtype=torch.uint8)
-    x = torch.randn(NUM_FLOATS)
-    shared = timed(lambda: kernels.all_reduce(x, None, memory, rank, 2, torch.float32), NUM_SUMS)
+    x = torch.randn(1, NUM_FLOATS)
+
+    def add() -> None:
+        kernels.all_reduce(x, None, memory, rank, 2, torch.float32)
+
+    program = Program()
+    with program.recording(1):
+        for _ in range(SUMS_OF_A_PROGRAM):
+            add()
+    recorded = timed(lambda: program.run(1, 0), NUM_SUMS // SUMS_OF_A_PROGRAM) / SUMS_OF_A_PROGRAM
+    called = timed(add, NUM_SUMS)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     gloo = timed(lambda: torch.distributed.all_reduce(x), NUM_SUMS // 10)
     torch.distributed.destroy_process_group()
-    print(json.dumps({"shared memory": shared, "gloo": gloo}))
+    print(json.dumps({"in a program": recorded, "called": called, "gloo": gloo}))
 
 
 def timed(call: Any, count: int) -> float:

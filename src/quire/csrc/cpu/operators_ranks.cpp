@@ -100,7 +100,10 @@ void narrow(DType dtype, const float* from, int64_t n, void* to, int64_t first) 
     case DType::float16: return narrow<torch::headeronly::Half>(from, n, to, first);
   }
 }
-void add_onto(const float* from, int64_t n, float* to) {
+void add(const float* __restrict one, const float* __restrict other, int64_t n, float* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = one[i] + other[i];
+}
+void add_onto(const float* __restrict from, int64_t n, float* __restrict to) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
 
@@ -134,13 +137,23 @@ class AllReduceStep final : public Step {
 
  private:
   // Of ranks 0 and 1, of 2 and 3, then of these two sums, and so on: the same tree, whatever part of it a rank has
-  // summed up before. Elements [first, first + n) of the places, which are those from `element` on of the result.
+  // summed up before. Elements [first, first + n) of the places, which are those from `element` on of the result. What
+  // others have written is read once.
   void sum_up(uint32_t meeting, int64_t first, int64_t n, int64_t element) const {
-    float sums[LEVELS][TOGETHER];
+    float room[LEVELS][TOGETHER];
+    float* sums[LEVELS];
+    for (int level = 0; level < LEVELS; ++level) sums[level] = room[level];
+    const bool is_in_place = out_dtype_ == DType::float32;
+    if (is_in_place) sums[0] = static_cast<float*>(out_) + element;
     int depth = 0;
-    for (int rank = 0; rank < meeting_.size(); ++rank) {
-      std::memcpy(sums[depth++], meeting_.place(meeting, rank) + first, n * sizeof(float));
-      for (int pairs = rank; pairs & 1; pairs >>= 1) --depth, add_onto(sums[depth], n, sums[depth - 1]);
+    for (int rank = 0; rank < meeting_.size(); rank += 2) {
+      const float* one = meeting_.place(meeting, rank) + first;
+      if (rank + 1 == meeting_.size()) {
+        std::memcpy(sums[depth++], one, n * sizeof(float));
+        break;
+      }
+      add(one, meeting_.place(meeting, rank + 1) + first, n, sums[depth++]);
+      for (int pairs = rank / 2; pairs & 1; pairs >>= 1) --depth, add_onto(sums[depth], n, sums[depth - 1]);
     }
     for (; depth > 1; --depth) add_onto(sums[depth - 1], n, sums[depth - 2]);
     const int64_t width = static_cast<int64_t>(bias_.size());
@@ -149,7 +162,7 @@ class AllReduceStep final : public Step {
       length = min64(width - column, n - i);
       add_onto(bias_.data() + column, length, sums[0] + i);
     }
-    narrow(out_dtype_, sums[0], n, out_, element);
+    if (!is_in_place) narrow(out_dtype_, sums[0], n, out_, element);
   }
 
   Meeting meeting_;
