@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support import kv_servers
 from tests.support.blocking_client import BlockingClient
@@ -42,18 +43,19 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 16,
     "check_invariants": True,
 }
+in_both_ways = pytest.mark.parametrize("async_scheduling", [False, pytest.param(True, marks=pytest.mark.nightly)])
 
 
 class Engine:
-    """A core in this process; `stores` are addresses."""
+    """A core; `stores` are addresses."""
 
-    def __init__(self, path: Path, *stores: str, **options: Any) -> None:
+    def __init__(self, path: Path, *stores: str, in_own_process: bool = False, **options: Any) -> None:
         args = {"rule": "always", "max_wait": 30.0, **options.pop("tiers", {})}
         values = OPTIONS | options
         if stores:
             values |= {"kv_connector": "tiered", "kv_connector_args": {"stores": list(stores), **args}}
         config, _ = resolve(EngineOptions(model=str(path), **values))
-        self.client = BlockingClient(open_link(config, in_own_process=False))
+        self.client = BlockingClient(open_link(config, in_own_process=in_own_process))
         self._ids = itertools.count()
 
     def run(
@@ -140,7 +142,7 @@ def num_full(prompts: list[list[int]]) -> int:
     return sum((len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts)
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@in_both_ways
 def test_after_a_restart_nothing_is_computed_twice(
     path: Path, store: str, expected: list[list[int]], open_engine: Callable[..., Engine], async_scheduling: bool
 ) -> None:
@@ -153,28 +155,35 @@ def test_after_a_restart_nothing_is_computed_twice(
     assert second.number("fetched_tokens_total") == num_full(PROMPTS)
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@in_both_ways
+@pytest.mark.parametrize("num_here", [8, pytest.param(0, marks=pytest.mark.nightly)])
 def test_what_one_computes_another_goes_on_with(
-    path: Path, store: str, expected: list[list[int]], open_engine: Callable[..., Engine], async_scheduling: bool
+    path: Path,
+    store: str,
+    expected: list[list[int]],
+    open_engine: Callable[..., Engine],
+    async_scheduling: bool,
+    num_here: int,
 ) -> None:
-    """4.4.4: computed = L, total = L + 1; what is moved is the blocks of what is not here."""
-    options = {"async_scheduling": async_scheduling}
+    """4.4.4, in two processes: computed = L, total = L + 1; moved are the blocks of L - L_cached."""
+    options = {"async_scheduling": async_scheduling, "in_own_process": True}
     first = open_engine(path, store, **options)
-    # other settings, so that it does not share the first one's memory
-    second = open_engine(path, store, tiers={"host_bytes": 2**29}, **options)
-    one_token = [
-        SamplingParams(**{**COMMON, "max_tokens": 1, "temperature": one.temperature, "top_p": one.top_p,
-                          "top_k": one.top_k, "presence_penalty": one.presence_penalty,
-                          "repetition_penalty": one.repetition_penalty})
-        for one in SAMPLINGS
-    ]  # fmt: skip
-    begun = first.run(PROMPTS, one_token, [KVTransfer(store="any") for _ in PROMPTS])
+    second = open_engine(path, store, **options)
+    if num_here:
+        second.run([[*prompt[:num_here], 3] for prompt in PROMPTS], [one_token(one) for one in SAMPLINGS])
+    begun = first.run(PROMPTS, list(map(one_token, SAMPLINGS)), [KVTransfer(store="any") for _ in PROMPTS])
     transfers = [KVTransfer(fetch="any", num_fetch_tokens=len(prompt), num_output_tokens=1) for prompt in PROMPTS]
     sent = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, begun, strict=True)]
     rest = second.run(sent, SAMPLINGS, transfers)
     assert [[*tokens, *more] for tokens, more in zip(begun, rest, strict=True)] == expected
-    assert second.number("fetched_tokens_total") == sum(map(len, PROMPTS))
-    assert second.number("fetched_blocks_total") == sum(-(-len(prompt) // BLOCK_SIZE) for prompt in PROMPTS)
+    here = [min(num_here, len(prompt) // BLOCK_SIZE * BLOCK_SIZE) for prompt in PROMPTS]
+    assert second.number("fetched_tokens_total") == sum(map(len, PROMPTS)) - sum(here)
+    num_blocks = sum(-(-len(prompt) // BLOCK_SIZE) for prompt in PROMPTS) - sum(here) // BLOCK_SIZE
+    assert second.number("fetched_blocks_total") == num_blocks
+
+
+def one_token(sampling: SamplingParams) -> SamplingParams:
+    return msgspec.structs.replace(sampling, max_tokens=1)
 
 
 def test_a_conversation_of_50_turns_survives_a_kill_and_a_small_pool(

@@ -265,6 +265,22 @@ def test_what_comes_from_far_is_written_near() -> None:
     tiers.leave()
 
 
+def test_what_is_new_costs_few_questions() -> None:
+    """A question may cost a message for each block."""
+    names = [bytes(17) + number.to_bytes(16) for number in range(1000)]
+    shelf = Shelf()
+    guarded(shelf).put({name: block(1) for name in names[:100]})
+    asked: list[int] = []
+    exists = shelf.exists_many
+    shelf.exists_many = lambda wanted: asked.append(len(wanted)) or exists(wanted)  # type: ignore[method-assign]
+    questions = Questions(tiers_of(guarded(shelf), rule="always"))
+    for number, wanted in enumerate((names, names[500:])):
+        assert questions.ask(number, wanted)
+        while not questions.arrived():
+            questions.wait()
+    assert asked == [8, 64, 64, 8]
+
+
 def test_more_than_memory_holds_is_brought_as_far_as_it_goes() -> None:
     shelf = Shelf()
     first = tiers_of(guarded(shelf), rule="always")

@@ -21,6 +21,8 @@ from quire.kv_connectors.tiered.tiers import BATCH_BYTES, MOST_IN_BATCH, Tiers
 logger = logging.getLogger("quire.kv_connectors")
 
 _NUM_READERS = 4
+# so many blocks are asked for at first: most prompts are new, and a question may cost a message for each block
+_FEW = 8
 # whatever computing takes, a store gets as long to answer
 _LEAST_WAIT = 0.05
 # what somebody is about to put there is looked for so often
@@ -148,7 +150,7 @@ class Questions:
         for store in self._tiers.stores:
             unknown = [name for name in missing if name not in where]
             if unknown and self._may_read(store, len(unknown), question.is_expected):
-                where.update(dict.fromkeys(store.exists(unknown), store))
+                where.update(dict.fromkeys(_found_in(store, unknown), store))
         # behind one that is nowhere, nothing is of use
         is_missing = set(missing)
         reach = next((i for i, one in enumerate(question.names) if one in is_missing and one not in where), None)
@@ -180,3 +182,17 @@ class Questions:
             batch.append(name)
         if batch:
             yield where[batch[0]], batch
+
+
+def _found_in(store: GuardedStore, names: list[bytes]) -> set[bytes]:
+    """Those that are there, up to where the first ones are missing."""
+    found: set[bytes] = set()
+    start, end = 0, _FEW
+    while start < len(names):
+        asked = names[start:end]
+        there = store.exists(asked)
+        found |= there
+        if len(there) < len(asked):
+            break
+        start, end = end, end + MOST_IN_BATCH
+    return found
