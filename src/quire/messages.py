@@ -1,6 +1,6 @@
 """Everything that crosses a boundary between processes, as typed structs. No pickle, no objects with behaviour.
 
-client -> core     EngineRequest, ExtendRequest, AbortRequests, ControlCall
+client -> core     EngineRequest, ExtendRequest, PermitTokens, AbortRequests, ControlCall
 core   -> client   EngineOutputs, ControlReply, CacheChanged
 core   -> worker   SchedulerOutput
 worker -> core     StepOutput
@@ -168,6 +168,8 @@ class EngineRequest(Message):
     pooling: str = ""
     # None: there is nobody to be told apart from
     tenant: Tenancy | None = None
+    # so many tokens each sequence may sample before somebody outside has looked at them (PermitTokens); None: all
+    permitted: int | None = None
 
 
 class ExtendRequest(Message):
@@ -176,6 +178,25 @@ class ExtendRequest(Message):
     request_id: int
     token_ids: list[int]
     is_final: bool = False
+
+
+class TokenMask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is not to be sampled, and what alone may be; None: everything else."""
+
+    banned: list[int] = []
+    allowed: list[int] | None = None
+
+
+class PermitTokens(Message):
+    """Somebody outside has looked at the tokens of a sequence, which may have so many in all before the next look."""
+
+    request_id: int
+    index: int
+    num_tokens: int
+    # These come next, and not what would be sampled: of a sequence that waits.
+    token_ids: list[int] = []
+    # holds until the next of these messages
+    mask: TokenMask | None = None
 
 
 class AbortRequests(Message):
@@ -293,7 +314,7 @@ class EngineFailed(Message):
     error: str
 
 
-ToCore: TypeAlias = EngineRequest | ExtendRequest | AbortRequests | ControlCall
+ToCore: TypeAlias = EngineRequest | ExtendRequest | PermitTokens | AbortRequests | ControlCall
 ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed | CacheChanged
 
 
@@ -322,6 +343,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     # in the order of their places
     media: list[Media] = []
     adapter: int = 0
+    mask: TokenMask | None = None
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
 
@@ -364,6 +386,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     # (row, num_computed_tokens): resumed after a preemption, at 0 or at a prefix hit
     progress: list[tuple[int, int]] = []
     appended: list[AppendedTokens] = []
+    # by row: what holds for its choices from now on, in place of what was said before
+    masked: dict[int, TokenMask | None] = {}
     # columns (group, row, index in the block table, block id), shape [4, n]
     block_writes: np.ndarray = no_columns(4)
     # columns (block, host block): written to swap space before anything else touches the cache in this step

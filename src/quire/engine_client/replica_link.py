@@ -40,6 +40,7 @@ from quire.messages import (
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    PermitTokens,
     SequenceEnd,
     SequenceStart,
     ToClient,
@@ -221,7 +222,7 @@ class ReplicaLink:
             match message:
                 case EngineRequest():
                     self._send_request(message, blocks)
-                case ExtendRequest():
+                case ExtendRequest() | PermitTokens():
                     self._extend(message)
                 case AbortRequests():
                     self._abort(message)
@@ -271,7 +272,7 @@ class ReplicaLink:
             self._handles[request.keep] = choice.replica
         self._copies[choice.replica].link.send(*flight.messages)
 
-    def _extend(self, message: ExtendRequest) -> None:
+    def _extend(self, message: ExtendRequest | PermitTokens) -> None:
         flight = self._flights.get(message.request_id)
         if flight is None:
             return

@@ -24,6 +24,7 @@ from quire.messages import (
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    PermitTokens,
     SchedulerOutput,
     ToClient,
     ToCore,
@@ -46,6 +47,7 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     def add(self, request: EngineRequest) -> None: ...
     def extend(self, extension: ExtendRequest) -> None: ...
+    def permit(self, permit: PermitTokens) -> None: ...
     def abort(self, aborts: AbortRequests) -> None: ...
     def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None: ...
     def control(self, name: str, args: dict[str, Any]) -> Any: ...
@@ -146,6 +148,8 @@ class CoreDriver:
                 self._core.add(message)
             case ExtendRequest():
                 self._core.extend(message)
+            case PermitTokens():
+                self._core.permit(message)
             case AbortRequests():
                 self._core.abort(message)
             case ControlCall():
@@ -191,7 +195,7 @@ def _requests_of(message: ToCore) -> dict[int, int]:
     match message:
         case EngineRequest():
             return {message.request_id: message.sampling.n}
-        case ExtendRequest():
+        case ExtendRequest() | PermitTokens():
             return {message.request_id: 0}
         case AbortRequests():
             of_sequences = (split_sequence_id(sequence_id)[0] for sequence_id in message.sequence_ids)

@@ -26,6 +26,7 @@ from quire.messages import (
     EngineRequest,
     ExtendRequest,
     IntArray,
+    PermitTokens,
     SchedulerOutput,
 )
 
@@ -82,6 +83,10 @@ class EngineCore:
 
     def extend(self, message: ExtendRequest) -> None:
         self.scheduler.extend(message.request_id, message.token_ids, message.is_final)
+        self._is_idle = False
+
+    def permit(self, message: PermitTokens) -> None:
+        self.scheduler.permit(message)
         self._is_idle = False
 
     def abort(self, message: AbortRequests) -> None:

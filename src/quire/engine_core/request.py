@@ -16,7 +16,7 @@ from quire.chain_hashes import user_key
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.rows import Rows, Tokens
 from quire.engine_core.whole_ranges import WholeRanges
-from quire.messages import EngineRequest, sequence_id_of
+from quire.messages import EngineRequest, TokenMask, sequence_id_of
 from quire.pooling_params import MEAN
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
@@ -59,6 +59,10 @@ class Sequence:
         self.num_lost_tokens = 0
         # the worker has its row
         self.is_admitted = False
+        # So many tokens of output it may have before somebody outside looks at them; None: as many as it likes. And what
+        # it may not sample meanwhile.
+        self.num_permitted = request.message.permitted
+        self.mask: TokenMask | None = None
         # (drafts, accepted ones) in rows that it had to give up
         self.earlier_drafts = (0, 0)
         # The decoding method wants to see its tokens, in whatever row: it may fork. It says when it has seen enough.
@@ -241,6 +245,12 @@ class Request:
     def uncut_blocks(self, num_blocks: int, block_size: int) -> int:
         """So many first blocks of its prompt, or as many fewer as it takes to cut no range."""
         return num_blocks if self.whole_ranges is None else self.whole_ranges.blocks_back(num_blocks, block_size)
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """Its prompt, and what of its output was sampled elsewhere."""
+        transfer = self.message.transfer
+        return self.num_prompt_tokens + (transfer.num_output_tokens if transfer is not None else 0)
 
     @property
     def num_rows(self) -> int:

@@ -23,6 +23,8 @@ from quire.messages import IntArray, Media, int_array
 Tokens = npt.NDArray[np.int32]
 
 _STOP_COLUMNS = 4
+# of a row that nobody outside looks at
+_NO_LIMIT = 1 << 62
 
 
 class Rows:
@@ -57,6 +59,9 @@ class Rows:
         self.num_named = np.zeros(num_rows, dtype=np.int64)
         self.max_total = np.zeros(num_rows, dtype=np.int64)
         self.min_total = np.zeros(num_rows, dtype=np.int64)
+        # With so many tokens a row samples no more before somebody outside lets it; and the rows of which that holds.
+        self.permitted = np.full(num_rows, _NO_LIMIT, dtype=np.int64)
+        self.with_permits: set[int] = set()
         self.sequence_id = np.full(num_rows, -1, dtype=np.int64)
         # True: the decoding method wants to see each token of this row before anything else happens
         self.is_watched = np.zeros(num_rows, dtype=np.bool_)
@@ -112,6 +117,8 @@ class Rows:
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False
+        self.permitted[row] = _NO_LIMIT
+        self.with_permits.discard(row)
         self.doubtful_at[row] = -1
         self.branches_at[row] = 0
         self.num_changes += 1
@@ -121,6 +128,11 @@ class Rows:
     def set_limits(self, row: int, max_total: int, min_total: int) -> None:
         self.max_total[row] = max_total
         self.min_total[row] = min_total
+
+    def permit(self, row: int, num_tokens: int) -> None:
+        """It may have so many tokens, in all."""
+        self.permitted[row] = num_tokens
+        self.with_permits.add(row)
 
     def watch(self, row: int, *, is_watched: bool, runs_on: bool) -> None:
         self.is_watched[row] = is_watched
@@ -223,7 +235,10 @@ class Rows:
         """
         totals = self.num_total[rows]
         samples = (self.num_computed[rows] == totals) & self.runs_on[rows]
-        growth: IntArray = np.maximum(np.minimum(1 + num_drafts, self.max_total[rows] - 1 - totals), 0) * samples
+        most = self.max_total[rows]
+        if self.with_permits:
+            most = np.minimum(most, self.permitted[rows])
+        growth: IntArray = np.maximum(np.minimum(1 + num_drafts, most - 1 - totals), 0) * samples
         self.num_total[rows] = totals + growth
         return growth
 

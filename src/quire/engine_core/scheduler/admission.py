@@ -132,6 +132,16 @@ class Admission:
             return "pooling='mean': not behind what was computed elsewhere or before. Send the whole prompt."
         return None
 
+    def bad_permits(self, message: EngineRequest) -> str | None:
+        """Beams have no next token of their own that somebody could wait with."""
+        if message.permitted is None:
+            return None
+        if message.permitted < 0:
+            return f"permitted={message.permitted}: at least 0 tokens."
+        if message.decoding is not None or message.pooling:
+            return "permitted: not together with beams or pooling, where no sequence samples tokens of its own."
+        return None
+
     def max_total_tokens(self, request: Request) -> int:
         """The greatest length; where the user left it open, what fits beside pinned prefixes."""
         most = request.max_total_tokens(self._max_model_len)
@@ -165,6 +175,7 @@ class Admission:
             is_final=request.is_final,
             # the first sequence reports the prompt for all of them
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
+            mask=sequence.mask,
             pooling=request.message.pooling,
             media=request.message.media,
             adapter=request.message.adapter,

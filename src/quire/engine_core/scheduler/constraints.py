@@ -172,6 +172,18 @@ class KnownAdapters(Constraint):
         return "The adapter of this request is not loaded any more. Load it again, or name another model."
 
 
+class Permits(Constraint):
+    """A row that may have no more tokens computes what it has, all but its last one, and waits."""
+
+    def limits(self, rows: Rows) -> bool:
+        return bool(rows.with_permits)
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        waits = rows.num_total[row] >= rows.permitted[row]
+        before_last = np.maximum(rows.num_total[row] - 1 - rows.num_computed[row], 0)
+        return np.where(waits, np.minimum(num_tokens, before_last), num_tokens)
+
+
 @dataclass(frozen=True)
 class AdapterSlots(Constraint):
     """A step has no more adapters than the worker has slots. Those of the earliest rows have their turn; the rows of

@@ -88,7 +88,7 @@ class Leap:
         """Somebody must hear of something with the next step, or has forked in the last."""
         changes, events = self._lifecycle.changes, self._lifecycle.events
         return bool(
-            changes.forked or changes.admitted or changes.progress or changes.appended
+            changes.forked or changes.admitted or changes.progress or changes.appended or changes.masked
             or events.starts or events.tokens or events.ends or events.vectors
             or self._manager.moves.are_pending
         )  # fmt: skip

@@ -30,11 +30,13 @@ from quire.messages import (
     EngineRequest,
     ForkedSequence,
     IntArray,
+    PermitTokens,
     SequenceEnd,
     SequenceLogprobs,
     SequenceStart,
     SequenceVector,
     TokenLogprobs,
+    TokenMask,
     sequence_id_of,
     split_sequence_id,
 )
@@ -52,6 +54,7 @@ class WorkerChanges:
     admitted: list[AdmittedSequence] = field(default_factory=list)
     progress: dict[int, int] = field(default_factory=dict)
     appended: dict[int, list[AppendedTokens]] = field(default_factory=dict)
+    masked: dict[int, TokenMask | None] = field(default_factory=dict)
 
     def fork(self, fork: ForkedSequence) -> None:
         """Forks come first at the worker. A row that was freed since the last step is overwritten, not released."""
@@ -70,6 +73,7 @@ class WorkerChanges:
             self.released[row] = None
         self.progress.pop(row, None)
         self.appended.pop(row, None)
+        self.masked.pop(row, None)
 
 
 @dataclass
@@ -128,7 +132,7 @@ class Lifecycle:
             return  # a client that repeats an id gets the outputs of the first
         can = self._admission
         refusal = can.bad_ids(message.prompt_token_ids) or can.bad_ids(further_ids(message))
-        refusal = refusal or can.bad_handle(message) or can.bad_pooling(message)
+        refusal = refusal or can.bad_handle(message) or can.bad_pooling(message) or can.bad_permits(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return
@@ -195,6 +199,52 @@ class Lifecycle:
             self.set_progress(sequence, sequence.num_total_tokens - 1)
             self._rows.may_write(sequence.row, sequence.num_computed_tokens)
 
+    def permit(self, permit: PermitTokens) -> None:
+        """Somebody outside has looked at a sequence. It goes on so far, with these tokens first."""
+        request = self.requests.get(permit.request_id)
+        sequence = request.sequences.get(permit.index) if request is not None else None
+        if request is None or sequence is None or sequence.num_permitted is None:
+            return
+        mask = permit.mask or TokenMask()
+        if self._refuse(request, self._admission.bad_ids([*permit.token_ids, *mask.banned, *(mask.allowed or ())])):
+            return
+        if permit.mask != sequence.mask:
+            sequence.mask = permit.mask
+            if sequence.is_admitted:
+                self.changes.masked[sequence.row] = permit.mask
+        # of the tokens that are there no promise is taken back, and a step in flight may be bringing one
+        if permit.token_ids and sequence.num_known_tokens != sequence.num_total_tokens:
+            raise RequestError("tokens can only be put where a sequence waits")
+        sequence.num_permitted = max(sequence.num_permitted, permit.num_tokens)
+        if sequence.row >= 0:
+            self._set_limits(sequence)
+        if permit.token_ids:
+            self._put(sequence, permit.token_ids)
+
+    def _put(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Tokens that come next: as if they had been sampled, and each was certain."""
+        request = sequence.request
+        has_logprobs = request.sampling.logprobs is not None
+        least = request.num_prompt_tokens + request.sampling.min_tokens
+        for token in token_ids:
+            if sequence.row < 0:
+                sequence.extend_prompt(np.asarray([token], dtype=np.int32))
+            elif sequence.is_admitted:
+                self.append(sequence, token)
+            else:
+                self._rows.append(sequence.row, token)
+            self.events.tokens.append((sequence.sequence_id, token))
+            if has_logprobs:
+                entry = TokenLogprobs([token], [0.0], [1])
+                self.events.logprobs.append(SequenceLogprobs(sequence.sequence_id, [entry]))
+            num_tokens = sequence.num_total_tokens
+            if token in request.stop_ids and num_tokens >= least:
+                self.end_output(sequence, "stop", stop_reason=token if token in request.asked_for_ids else None)
+                return
+            if num_tokens >= request.max_total:
+                self.end_output(sequence, "length")
+                return
+
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             if request_id in self.requests:
@@ -257,6 +307,8 @@ class Lifecycle:
         request = sequence.request
         least = request.num_prompt_tokens + request.sampling.min_tokens
         self._rows.set_limits(sequence.row, request.max_total, least)
+        if sequence.num_permitted is not None:
+            self._rows.permit(sequence.row, request.num_sent_tokens + sequence.num_permitted)
         self._watch(sequence, sequence.is_watched)
 
     def _watch(self, sequence: Sequence, is_watched: bool) -> None:

@@ -129,10 +129,11 @@ class Results:
         outputs.ends = events.ends
         outputs.vectors = events.vectors
         if events.tokens:
+            # First: what was put where a sequence waits comes before what it samples then.
             sequence_ids, token_ids = int_array(events.tokens).T
-            outputs.sequence_ids = np.concatenate([outputs.sequence_ids, sequence_ids])
-            outputs.token_ids = np.concatenate([outputs.token_ids, token_ids])
-            outputs.logprobs = [*outputs.logprobs, *events.logprobs]
+            outputs.sequence_ids = np.concatenate([sequence_ids, outputs.sequence_ids])
+            outputs.token_ids = np.concatenate([token_ids, outputs.token_ids])
+            outputs.logprobs = [*events.logprobs, *outputs.logprobs]
 
     # ------------------------------------------------------------------------------------------ what it is about
 

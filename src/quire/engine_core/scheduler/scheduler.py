@@ -29,6 +29,7 @@ from quire.engine_core.scheduler.constraints import (
     Constraint,
     KnownAdapters,
     ModelLength,
+    Permits,
     RowLimit,
     Uncut,
 )
@@ -42,7 +43,7 @@ from quire.engine_core.scheduler.shared_blocks import SharedBlocks
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.kv_connectors.connector import NamedBlocks, NoSchedulerHalf, SchedulerHalf
-from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
+from quire.messages import EngineOutputs, EngineRequest, IntArray, PermitTokens, SchedulerOutput, StepOutput
 
 logger = logging.getLogger("quire.scheduler")
 
@@ -81,7 +82,7 @@ class Scheduler:
         )
         self.max_num_batched_tokens = max_num_batched_tokens
         uncut = Uncut(max_num_batched_tokens)
-        self._constraints = (*constraints, *_boundaries(manager), uncut)
+        self._constraints = (Permits(), *constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
         always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), uncut)
@@ -119,6 +120,9 @@ class Scheduler:
 
     def extend(self, request_id: int, token_ids: list[int], is_final: bool) -> None:
         self.lifecycle.extend(request_id, token_ids, is_final)
+
+    def permit(self, permit: PermitTokens) -> None:
+        self.lifecycle.permit(permit)
 
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int] = ()) -> None:
         self.lifecycle.abort(request_ids, sequence_ids)
@@ -205,6 +209,7 @@ class Scheduler:
             admitted=changes.admitted,
             progress=list(changes.progress.items()),
             appended=[entry for entries in changes.appended.values() for entry in entries],
+            masked=changes.masked,
             rows=rows,
             num_tokens=num_tokens,
             step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},

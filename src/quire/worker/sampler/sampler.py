@@ -29,6 +29,7 @@ from quire.worker.sampler.choose import RowSettings, choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.pooling import Pooling
 from quire.worker.sampler.processors import RowFeature, built_in_processors
+from quire.worker.sampler.processors.token_masks import TokenMasks
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.reading import NOT_FINITE, Reading, Sampled, StepReader
 from quire.worker.sampler.verify import kept_draws
@@ -59,7 +60,8 @@ class Sampler(StepMember):
         # of this step: why a processor left a row with nothing, where it knows
         self._reasons: dict[int, str] = {}
         self.beside = BesideSteps(table.num_rows, is_alone=is_alone)
-        self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
+        self._masks = TokenMasks(table.num_rows)
+        self._processors = (self._masks, *built_in_processors(table, grammars, self.beside, self._reasons))
         self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
         self._features: tuple[RowFeature, ...] = (*self._processors, *self._readers)
         self._has_work_beside = False
@@ -93,6 +95,12 @@ class Sampler(StepMember):
         for feature in self._features:
             if row in feature.rows:
                 feature.release(row)
+
+    def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
+        for row, mask in scheduled.masked.items():
+            self._plan = None
+            self._masks.replace(row, mask)
+        return {}
 
     def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Those whose next token waits for work that is done beside the steps compute nothing before it is done, unless
