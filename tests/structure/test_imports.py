@@ -57,6 +57,7 @@ ROOMS = {
         "quire.kv_events",
         "quire.state_layout",
         "quire.message_encoding",
+        "quire.hooks",
         "quire.outputs",
         "quire.sampling_params",
         "quire.thought_marks",

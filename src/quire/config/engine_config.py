@@ -159,6 +159,10 @@ class EngineConfig:
     max_cpu_loras: int = 0
     # (name, path) of those that are loaded at start
     lora_modules: tuple[tuple[str, str], ...] = ()
+    # names of what looks at requests and answers, how long a call of it may take, and what holds where it fails
+    hooks: tuple[str, ...] = ()
+    hook_timeout: float = 2.0
+    hook_on_failure: str = "closed"
     # how many a request may have, and where they may come from
     images: ImageConfig = field(default_factory=ImageConfig)
     # engine cores behind one front, which of them this is, and how the front chooses between them

@@ -213,6 +213,20 @@ class EngineOptions:
         flag="--lora-modules",
     )  # fmt: skip
 
+    # hooks
+    hooks: tuple[str, ...] = option(
+        (), "what looks at requests and answers before anybody else does (docs/hooks.md): an installed hook or "
+        "module:object, and behind a colon what it is made with, as JSON object or text", section="hooks",
+        flag="--hook",
+    )  # fmt: skip
+    hook_timeout: float = option(
+        2.0, "how long one call of a hook may take", section="hooks", least=0.001, greatest=600, unit="seconds"
+    )
+    hook_on_failure: str = option(
+        "closed", "where a hook raises or takes too long: nothing is allowed (closed) or everything (open)",
+        section="hooks", choices=("closed", "open"),
+    )  # fmt: skip
+
     # images
     limit_mm_per_prompt: Mapping[str, Any] | None = option(
         None, 'most media of a kind in a request, as {"image": N}; by default 8 images', section="images"

@@ -4,12 +4,13 @@ from quire.engine_client.async_client import AsyncEngineClient
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.link import Link, open_link
 from quire.engine_client.mailbox import Mailbox
-from quire.engine_client.stream import Stream, each_of, items_of, news_of
+from quire.engine_client.stream import RequestStream, Stream, each_of, items_of, news_of
 
 __all__ = [
     "AsyncEngineClient",
     "Link",
     "Mailbox",
+    "RequestStream",
     "Stream",
     "TokenDelta",
     "each_of",

@@ -17,7 +17,7 @@ from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.engine_process import EngineProcess
 from quire.engine_client.link import Link, error_of
 from quire.engine_client.mailbox import Mailbox, Mailboxes
-from quire.engine_client.stream import items_of
+from quire.engine_client.stream import RequestStream, items_of
 from quire.errors import EngineDeadError, EngineError
 from quire.messages import (
     AbortRequests,
@@ -96,14 +96,17 @@ class AsyncEngineClient:
             await asyncio.shield(self._start)
         return self.ready
 
-    def open(self, request: EngineRequest) -> Mailbox:
+    def open(self, request: EngineRequest) -> RequestStream:
         """Sends a request. Its stream must be closed, which aborts what has not ended."""
         [stream] = self.open_all([request])
         return stream
 
-    def open_all(self, requests: Sequence[EngineRequest], at_end: Collection[int] = ()) -> list[Mailbox]:
+    def open_all(self, requests: Sequence[EngineRequest], at_end: Collection[int] = ()) -> Sequence[RequestStream]:
         """Sends requests that begin together. The readers of those whose ids are `at_end` are told when all their
         sequences have ended, or nothing more will come; until then they take nothing."""
+        return self._open_boxes(requests, at_end)
+
+    def _open_boxes(self, requests: Sequence[EngineRequest], at_end: Collection[int]) -> list[Mailbox]:
         self._follow_loop()
         self._check_alive()
         boxes: list[Mailbox] = []

@@ -21,7 +21,7 @@ class TokenDelta(msgspec.Struct, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int | None = None
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     error: str | None = None
     # the error is the client's: what it asked for cannot be done
     is_refused: bool = False

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol, TypeVar
 
+from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.mailbox import nobody
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -35,6 +36,17 @@ class Stream(Protocol[_T_co]):
         """What has come since the last time; raises what ended the stream."""
 
     async def aclose(self) -> None:
+        """Ends what has not ended. May be called again."""
+
+
+class RequestStream(Stream[TokenDelta], Protocol):
+    """The tokens of one request."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing more will come; what has come may not be taken yet."""
+
+    def close(self) -> None:
         """Ends what has not ended. May be called again."""
 
 

@@ -59,9 +59,9 @@ class Sequence:
         self.num_lost_tokens = 0
         # the worker has its row
         self.is_admitted = False
-        # So many tokens of output it may have before somebody outside looks at them; None: as many as it likes. And what
-        # it may not sample meanwhile.
+        # So many tokens of output it may have before somebody outside looks at them; None: as many as it likes.
         self.num_permitted = request.message.permitted
+        # what it may not sample meanwhile
         self.mask: TokenMask | None = None
         # (drafts, accepted ones) in rows that it had to give up
         self.earlier_drafts = (0, 0)

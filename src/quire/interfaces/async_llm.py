@@ -21,6 +21,7 @@ from quire.config import EMBEDDED, EngineConfig
 from quire.config.arithmetic import has_experts
 from quire.engine_client import AsyncEngineClient, items_of
 from quire.errors import EngineError, RequestError
+from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.beams import beam_search_output, check_beams
@@ -28,6 +29,8 @@ from quire.interfaces.embeddings import PreparedEmbedding, embedded
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.held_engine import HeldEngine
+from quire.interfaces.hooks.judging import Hooks
+from quire.interfaces.hooks.loading import hooks_of, names_among
 from quire.interfaces.image_rendering import ImageRendering
 from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
@@ -61,24 +64,36 @@ AnyPrompt: TypeAlias = "Prompt | RenderedPrompt | PreparedRequest | AsyncIterabl
 class AsyncLLM:
     """An engine for streams. Keywords are the engine's options (docs/options.md)."""
 
-    def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
-        self._set_up(configured({"model": model, **options}))
+    def __init__(self, model: str = EMBEDDED, *, hooks: Sequence[str | Hook] = (), **options: Any) -> None:
+        config = configured({"model": model, "hooks": names_among(hooks), **options})
+        self._set_up(config, hooks=hooks_of(config, hooks))
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, renderer: Renderer | None = None, client: AsyncEngineClient | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        renderer: Renderer | None = None,
+        client: AsyncEngineClient | None = None,
+        hooks: Hooks | None = None,
     ) -> AsyncLLM:
-        """From a resolved configuration; with a renderer or an engine client that was made elsewhere."""
+        """From a resolved configuration; with a renderer or an engine client that was made elsewhere, and the hooks
+        that this client asks."""
         engine = cls.__new__(cls)
-        engine._set_up(config, renderer, client)
+        engine._set_up(config, renderer, client, hooks)
         return engine
 
     def _set_up(
-        self, config: EngineConfig, renderer: Renderer | None = None, client: AsyncEngineClient | None = None
+        self,
+        config: EngineConfig,
+        renderer: Renderer | None = None,
+        client: AsyncEngineClient | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.config = config
+        self.hooks = hooks_of(config) if hooks is None else hooks
         self._defaults = default_sampling_params(config)
-        self._held = HeldEngine(config, self._defaults, renderer, client)
+        self._held = HeldEngine(config, self._defaults, self.hooks, renderer, client)
         self._labels = Labels()
         self._text_threads = TextThreads()
         self._images = ImageRendering(config.images)

@@ -11,13 +11,16 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import EngineDeadError
-from quire.interfaces.engine_calls import EngineCalls
 from quire.interfaces.engine_parts import EngineParts
+from quire.interfaces.hooks.engine import AskedEngine, EngineOfHooks
+from quire.interfaces.hooks.guarded_client import open_client
+from quire.interfaces.hooks.judging import Hooks
 from quire.interfaces.setup import log_report
 from quire.messages import EngineReady
 from quire.sampling_params import SamplingParams
@@ -29,10 +32,10 @@ if TYPE_CHECKING:
 Connect = Callable[[EngineConfig], AsyncEngineClient]
 
 
-def connect(config: EngineConfig) -> AsyncEngineClient:
+def connect(config: EngineConfig, hooks: Hooks) -> AsyncEngineClient:
     """Starts an engine where the configuration wants it: by default in a process of its own."""
     in_own_process = config.engine_process is not False
-    return AsyncEngineClient(open_link(config, in_own_process=in_own_process))
+    return open_client(open_link(config, in_own_process=in_own_process), hooks)
 
 
 class HeldEngine:
@@ -40,6 +43,7 @@ class HeldEngine:
         self,
         config: EngineConfig,
         defaults: SamplingParams,
+        hooks: Hooks,
         renderer: Renderer | None,
         client: AsyncEngineClient | None,
     ) -> None:
@@ -47,9 +51,11 @@ class HeldEngine:
             # whoever routes to the replicas, here or in another process, names blocks as they do
             config = replace(config, prefix_hash_key=os.urandom(32))
         self.config = config
-        self.connect: Connect = connect
+        self.connect: Connect = partial(connect, hooks=hooks)
         # hears at once of replicas that have died
         self.tell_loss: Callable[[Loss], None] = lambda loss: None
+        self._hooks = hooks
+        self._are_hooks_open = False
         self.renderer = renderer
         self.client = client
         self.parts: EngineParts | None = None
@@ -69,7 +75,7 @@ class HeldEngine:
             raise _gone()
         return self.client
 
-    async def start(self, calls: EngineCalls) -> EngineReady:
+    async def start(self, calls: AskedEngine) -> EngineReady:
         """Loads tokenizer and model, unless that is done. Takes the place of no engine that died: restart does."""
         if self.ready is not None:
             return self.ready
@@ -80,7 +86,7 @@ class HeldEngine:
                 raise _gone()
             return await self._start(calls)
 
-    async def restart(self, calls: EngineCalls, reason: str) -> EngineReady:
+    async def restart(self, calls: AskedEngine, reason: str) -> EngineReady:
         """Ends what is there, and starts anew. May be called again after it has failed."""
         async with self._lock:
             self._is_being_replaced = True
@@ -106,7 +112,7 @@ class HeldEngine:
         if self.parts is not None:
             self.parts.replica_was_lost()
 
-    async def restart_replica(self, calls: EngineCalls, number: int) -> None:
+    async def restart_replica(self, calls: AskedEngine, number: int) -> None:
         async with self._lock:
             await self.running.control("replicas.start", {"number": number})
             assert self.parts is not None
@@ -119,13 +125,14 @@ class HeldEngine:
         if self.client is not None:
             self.client.close()
 
-    async def _start(self, calls: EngineCalls) -> EngineReady:
+    async def _start(self, calls: AskedEngine) -> EngineReady:
         if self.is_shut_down:
             raise EngineDeadError("The engine was shut down.")
         try:
             self.ready = await self._open()
             assert self.parts is not None
             await self.parts.furnish(calls)
+            await self._open_hooks(calls)
         except BaseException:
             # a cancelled or failed start leaves no process behind
             self.ready = None
@@ -135,6 +142,12 @@ class HeldEngine:
             raise
         return self.ready
 
+    async def _open_hooks(self, calls: AskedEngine) -> None:
+        """Once, beside the event loop: they may load what they need, and ask the engine."""
+        if self._hooks and not self._are_hooks_open:
+            await asyncio.to_thread(self._hooks.open, EngineOfHooks(calls, asyncio.get_running_loop()))
+            self._are_hooks_open = True
+
     async def _open(self) -> EngineReady:
         if self.client is None:
             # the core's process starts before the tokenizer is read, so that both load at the same time
@@ -143,6 +156,7 @@ class HeldEngine:
             from quire.renderer import Renderer
 
             self.renderer = await asyncio.to_thread(Renderer.from_config, self.config)
+        self._hooks.renderer = self.renderer
         self.client.watch_losses(self._lost)
         ready = await self.client.wait_ready()
         log_report(ready)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from quire.engine_client import AsyncEngineClient, Mailbox, TokenDelta
+from quire.engine_client import AsyncEngineClient, RequestStream, TokenDelta
 from quire.interfaces.assembly import OutputGatherer, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.messages import EngineRequest
@@ -77,9 +77,9 @@ async def run_jobs(client: AsyncEngineClient, jobs: Sequence[Job[_T]], on_end: C
     if not jobs:
         return []
     over = asyncio.get_running_loop().create_future()
-    running: dict[int, Mailbox] = {}
+    running: dict[int, RequestStream] = {}
 
-    def take(job: Job[_T], stream: Mailbox) -> None:
+    def take(job: Job[_T], stream: RequestStream) -> None:
         request_id = job.request.request_id
         if over.done() or request_id not in running or not (job.needs_each_token or stream.has_ended):
             return

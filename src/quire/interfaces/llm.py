@@ -22,10 +22,14 @@ from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import RequestError
+from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import EmbeddingJob
+from quire.interfaces.hooks.guarded_client import open_client
+from quire.interfaces.hooks.judging import Hooks
+from quire.interfaces.hooks.loading import hooks_of, names_among
 from quire.interfaces.jobs import Job, TextJob
 from quire.interfaces.loop_thread import LoopThread, News
 from quire.interfaces.memory_account import MemoryAccount
@@ -50,26 +54,33 @@ _T = TypeVar("_T")
 class LLM:
     """An engine for batches. Keywords are the engine's options (docs/options.md)."""
 
-    def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
-        config = configured({"model": model, **options})
+    def __init__(self, model: str = EMBEDDED, *, hooks: Sequence[str | Hook] = (), **options: Any) -> None:
+        """`hooks`: objects or names of what looks at requests and answers before anybody else (docs/hooks.md)."""
+        config = configured({"model": model, "hooks": names_among(hooks), **options})
         # The renderer first: a broken tokenizer shows before minutes of loading.
         from quire.renderer import Renderer
 
         renderer = Renderer.from_config(config)
+        made = hooks_of(config, hooks)
         link = open_link(config, in_own_process=bool(config.engine_process))
-        self._start(config, renderer, AsyncEngineClient(link))
+        self._start(config, renderer, open_client(link, made), made)
 
     @classmethod
-    def from_parts(cls, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient) -> LLM:
-        """An LLM over an engine client that was made elsewhere; it is closed with the LLM."""
+    def from_parts(
+        cls, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient, hooks: Hooks | None = None
+    ) -> LLM:
+        """An LLM over an engine client that was made elsewhere, with the hooks that it asks; it is closed with the
+        LLM."""
         llm = cls.__new__(cls)
-        llm._start(config, renderer, client)
+        llm._start(config, renderer, client, hooks)
         return llm
 
-    def _start(self, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient) -> None:
+    def _start(
+        self, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient, hooks: Hooks | None = None
+    ) -> None:
         self.config = config
         self.renderer = renderer
-        self._engine = AsyncLLM.from_config(config, renderer=renderer, client=client)
+        self._engine = AsyncLLM.from_config(config, renderer=renderer, client=client, hooks=hooks)
         self._thread = LoopThread()
         # also of an object that nobody uses any more, and at the end of the interpreter
         self._end = weakref.finalize(self, _shut_down, self._engine, self._thread, os.getpid())

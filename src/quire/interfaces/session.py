@@ -27,6 +27,7 @@ from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.engine_calls import EngineCalls, control, outlast, release_if_kept
 from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.handles import KEPT, checked_name, free_name
+from quire.interfaces.hooks.guarded_stream import STOPPED
 from quire.interfaces.prompts import Prompt, check_no_media, check_unsalted, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.structured_outputs import StructuredOutputs
@@ -248,13 +249,14 @@ class AsyncSession:
 
     def _end(self, turn: Turn, output: CompletionOutput) -> None:
         """The turn has brought this. One that failed changes nothing."""
-        if output.finish_reason not in ("stop", "length"):
+        if output.finish_reason not in ("stop", "length", STOPPED):
             self._abandon()
             return
         self._is_in_turn = False
         self._token_ids = [*self._token_ids, *turn.added]
         if isinstance(output.stop_reason, str):
-            # A stop string is met here, not in the core: it kept nothing, or more, if it had ended by itself.
+            # A stop string is met here, not in the core, and so is a hook's stop: it kept nothing, or more, if it had
+            # ended by itself.
             whole, rest = self._tokens_of_text(turn, output)
             self._may_hold_more = True
             self._num_common = len(self._token_ids) + len(whole)

@@ -140,6 +140,12 @@ _NAMED: dict[str, tuple[str, str]] = {
     ),
     "requests_open": ("quire:num_requests_open", "Requests that the front end has not finished."),
     "late_outputs_dropped": ("quire:late_outputs_dropped", "Outputs for requests that had ended already."),
+    "num_hook_calls_total": ("quire:hook_calls_total", "Times that a hook was asked."),
+    "num_hook_failures_total": ("quire:hook_failures_total", "Those that raised, took too long or said nonsense."),
+    "num_hook_timeouts_total": ("quire:hook_timeouts_total", "Those among the failures that took too long."),
+    "num_hook_stops_total": ("quire:hook_stops_total", "Answers that a hook has ended."),
+    "num_hook_refusals_total": ("quire:hook_refusals_total", "Requests and calls of tools that a hook has refused."),
+    "num_hook_calls_lost": ("quire:hook_calls_lost", "Calls of hooks that hang, each in a thread of its own."),
     "num_wasted_tokens_total": (
         "quire:wasted_tokens_total",
         "Tokens that nobody was left to read: the client had gone, or a stop string had ended the answer.",

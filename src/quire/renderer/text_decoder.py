@@ -28,9 +28,15 @@ class TextDecoder(Protocol):
     def finish(self) -> str:
         """What is still held back: bytes that never became a character, as U+FFFD."""
 
+    @property
+    def is_open(self) -> bool:
+        """Something of what was pushed is held back."""
+
 
 class SilentDecoder:
     """Gives no text: for requests with detokenize=False, and for models without a tokenizer."""
+
+    is_open = False
 
     def push(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -75,6 +81,10 @@ class ByteDecoder:
         self._pending = b""
         return text
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._pending)
+
     def _start(self, token_ids: Sequence[int]) -> bytes:
         pieces = []
         for token_id in token_ids:
@@ -113,6 +123,10 @@ class ContinuedCharacter:
     def finish(self) -> str:
         return self._decoder.finish() if self._decoder is not None else ""
 
+    @property
+    def is_open(self) -> bool:
+        return self._decoder is not None and self._decoder.is_open
+
 
 class WindowDecoder:
     """Decodes the last few tokens again and emits what is new: for decoders that look at a token's neighbours."""
@@ -144,6 +158,10 @@ class WindowDecoder:
 
     def finish(self) -> str:
         return self._emit(self._decode(self._context + self._held)) if self._held else ""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._held)
 
 
 def unfinished_character(data: bytes) -> bytes:

@@ -51,6 +51,11 @@ class TextStream:
         """No stop string is looked for."""
         return self._matcher is None
 
+    @property
+    def is_open(self) -> bool:
+        """The last token ends within a character."""
+        return self._decoder.is_open
+
     def push_plain(self, token_ids: list[int]) -> str:
         """The text that `push` brings of tokens in the middle of a plain stream: all that most tokens need."""
         failpoint("in_detokenise", token_ids)

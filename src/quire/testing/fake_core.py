@@ -27,6 +27,7 @@ from quire.messages import (
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    PermitTokens,
     SchedulerOutput,
     SequenceEnd,
     SequenceLogprobs,
@@ -84,6 +85,9 @@ class FakeSequence:
         self.sequence_id = sequence_id_of(request.request_id, index)
         self.token_ids: list[int] = []
         self.room = max_model_len - len(request.prompt_token_ids)
+        # it waits when it has so many tokens; and those that come next, whatever it would say
+        self.permitted: float = math.inf if request.permitted is None else request.permitted
+        self.put: list[int] = []
 
     @property
     def num_cached_tokens(self) -> int:
@@ -192,6 +196,12 @@ class FakeCore:
             beams.request.prompt_token_ids.extend(extension.token_ids)
             beams.request.is_final = extension.is_final
 
+    def permit(self, permit: PermitTokens) -> None:
+        sequence = self._sequences.get(sequence_id_of(permit.request_id, permit.index))
+        if sequence is not None:
+            sequence.permitted = permit.num_tokens
+            sequence.put += permit.token_ids
+
     def abort(self, aborts: AbortRequests) -> None:
         for sequence_id in list(self._sequences):
             if split_sequence_id(sequence_id)[0] in aborts.request_ids or sequence_id in aborts.sequence_ids:
@@ -234,7 +244,7 @@ class FakeCore:
             if sequence.request.pooling:
                 self._pool(sequence, outputs)
                 continue
-            token_id = sequence.next_token(self._vocab_size)
+            token_id = sequence.put.pop(0) if sequence.put else sequence.next_token(self._vocab_size)
             self._report(sequence, token_id, outputs)
             sequence_ids.append(sequence.sequence_id)
             token_ids.append(token_id)
@@ -277,7 +287,7 @@ class FakeCore:
         return [
             sequence
             for sequence in self._sequences.values()
-            if sequence.request.is_final and len(sequence.token_ids) < self.hold_at
+            if sequence.request.is_final and len(sequence.token_ids) < min(self.hold_at, sequence.permitted)
         ]
 
     def _granted_beams(self) -> list[FakeBeams]:

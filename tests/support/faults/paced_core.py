@@ -55,7 +55,7 @@ def main() -> int:
 
     core = _BUILDERS + os.environ.get("PACED_CORE", "build")
 
-    def connect(config: EngineConfig) -> Any:
+    def connect(config: EngineConfig, hooks: object) -> Any:
         return AsyncEngineClient(noisy(open_link(config, in_own_process=True, core=core)))
 
     room.connect = connect

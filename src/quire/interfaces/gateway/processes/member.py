@@ -17,7 +17,7 @@ import sys
 from typing import Any, NoReturn
 
 from quire.config import EngineConfig
-from quire.engine_client import AsyncEngineClient
+from quire.engine_client import AsyncEngineClient, Link
 from quire.engine_client.attached_link import AttachedLink
 from quire.engine_client.replica_link import ReplicaLink
 from quire.errors import EngineDeadError, QuireError
@@ -28,6 +28,7 @@ from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import hander_on, is_for_any
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
 from quire.interfaces.gateway.processes.sibling_answers import answers_of, counts_of
+from quire.interfaces.hooks.guarded_client import open_client
 from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.process_role import ProcessRole
 from quire.observability.logging import configure_logging, flush_log
@@ -184,8 +185,10 @@ class Member:
         if not self._links:
             raise EngineDeadError("The engine is gone, and another one has not started yet.")
         if config.data_parallel_size == 1:
-            return AsyncEngineClient(self._links.pop(0))
-        return AsyncEngineClient(ReplicaLink(config, self._link_to, sorted(self._links)))
+            link: Link = self._links.pop(0)
+        else:
+            link = ReplicaLink(config, self._link_to, sorted(self._links))
+        return open_client(link, self._engine.hooks)
 
     def _link_to(self, replica: EngineConfig) -> AttachedLink:
         return self._links.pop(replica.replica)

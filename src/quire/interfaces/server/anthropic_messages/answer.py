@@ -96,6 +96,8 @@ class MessageAnswer:
                 return "model_context_window_exceeded"
             case "length":
                 return "max_tokens"
+            case "content_filter":
+                return "refusal"
         return "stop_sequence" if isinstance(last.stop_reason, str) else "end_turn"
 
     # ------------------------------------------------------------------------------------------ blocks

@@ -11,8 +11,9 @@ from quire.version import __version__
 
 SYSTEM_FINGERPRINT = f"quire-{__version__}"
 
-_ChatEnd = Annotated[str | None, Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]})]
-_CompletionEnd = Annotated[str | None, Meta(extra_json_schema={"enum": ["stop", "length", None]})]
+_ENDS = ["stop", "length", "content_filter", None]
+_ChatEnd = Annotated[str | None, Meta(extra_json_schema={"enum": [*_ENDS, "tool_calls"]})]
+_CompletionEnd = Annotated[str | None, Meta(extra_json_schema={"enum": _ENDS})]
 _ScoresOfPrompt = list[dict[str, Any] | None] | None
 
 

@@ -17,6 +17,7 @@ from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
+from quire.interfaces.hooks.guarded_stream import STOPPED
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
@@ -290,10 +291,10 @@ class _Watch:
             observer.finished(how, time.monotonic())
 
     def _see_end(self, number: int, delta: OutputDelta) -> None:
-        """OpenAI's clients know no other ends than stop and length: any other is an error, not a finish reason."""
+        """OpenAI's clients know no other ends than these: any other is an error, not a finish reason."""
         self._counts.num_drafted_tokens += delta.num_drafted_tokens
         self._counts.num_accepted_tokens += delta.num_accepted_tokens
-        if delta.finish_reason not in ("stop", "length"):
+        if delta.finish_reason not in ("stop", "length", STOPPED):
             logger.error("a sequence ended with %s: %s", delta.finish_reason, delta.stop_reason)
             raise internal("The request failed while it ran.")
         self._num_open[number] -= 1

@@ -106,16 +106,16 @@ class ResponseAnswer:
 
     def _finished(self, usage: dict[str, Any]) -> bytes:
         """What stands before the event that ends the stream."""
-        is_cut = self._finish_reason == "length"
+        why_cut = _CUTS.get(self._finish_reason)
         events = b""
         if self._open is None and not self.response["output"]:
             # nothing but an end: still an answer, which is empty
             events = self._opened_for(Content(""))
-        status = "incomplete" if is_cut else "completed"
+        status = "incomplete" if why_cut else "completed"
         events += self._closed(status)
         self.response["status"] = status
-        if is_cut:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if why_cut:
+            self.response["incomplete_details"] = {"reason": why_cut}
         else:
             self.response["completed_at"] = time.time()
         self.response["usage"] = usage
@@ -257,6 +257,7 @@ class _OpenItem:
         return self._template
 
 
+_CUTS: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _KINDS: dict[type, str] = {
     Content: "message",
     Reasoning: "reasoning",

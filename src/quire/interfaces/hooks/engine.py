@@ -1,0 +1,47 @@
+"""What a hook may ask of the engine, from its own thread: requests like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from quire.interfaces.engine_calls import EngineCalls
+from quire.interfaces.requests import PreparedRequest
+from quire.outputs import EmbeddingRequestOutput, RequestOutput
+from quire.sampling_params import SamplingParams
+
+_T = TypeVar("_T")
+
+
+class AskedEngine(EngineCalls, Protocol):
+    """As much of an AsyncLLM as it needs."""
+
+    async def embed(self, prompt: Any) -> EmbeddingRequestOutput: ...
+    async def prepare(self, prompt: Any, sampling_params: SamplingParams | None) -> PreparedRequest: ...
+
+
+class EngineOfHooks:
+    def __init__(self, engine: AskedEngine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+
+    def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[list[float]]:
+        async def all_of_them() -> list[EmbeddingRequestOutput]:
+            return await asyncio.gather(*(self._engine.embed(_prompt(one)) for one in prompts))
+
+        return [output.outputs.embedding for output in self._wait(all_of_them())]
+
+    def generate(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None) -> str:
+        async def whole() -> RequestOutput:
+            prepared = await self._engine.prepare(_prompt(prompt), sampling)
+            return await self._engine.compute(prepared.request)
+
+        return self._wait(whole()).outputs[0].text
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _prompt(prompt: str | Sequence[int]) -> Any:
+    return prompt if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}

@@ -1,0 +1,308 @@
+"""Hooks over a core without a model, which says what its prompt says: nothing that is held is ever seen."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from quire.errors import OptionError, RequestError
+from quire.hooks import FinishedSequence, Hook, HookedRequest, Refusal, SequenceTokens, Verdict
+from quire.interfaces.hooks.banned_text import BannedText
+from quire.interfaces.hooks.guarded_client import open_client
+from quire.interfaces.hooks.loading import hooks_of
+from quire.interfaces.llm import LLM
+from quire.outputs import CompletionOutput
+from quire.sampling_params import SamplingParams
+from quire.testing.fake_llm import fake_config, fake_link, fake_renderer
+
+
+def hooked_llm(*hooks: Hook | str, **options: Any) -> LLM:
+    config = fake_config(**options)
+    made = hooks_of(config, hooks)
+    client = open_client(fake_link(own_process=False, **options), made)
+    return LLM.from_parts(config, fake_renderer(), client, made)
+
+
+def answers(llm: LLM, token_ids: list[int], **sampling: Any) -> list[CompletionOutput]:
+    """What it says after these tokens: they themselves, as often as they fit."""
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": len(token_ids), "ignore_eos": True, **sampling})
+    return llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].outputs
+
+
+@cache
+def tokens_by_first_byte() -> dict[int, list[tuple[bytes, int]]]:
+    renderer = fake_renderer()
+    found: dict[int, list[tuple[bytes, int]]] = defaultdict(list)
+    for token in range(fake_config().facts.vocab_size):
+        data = renderer.token_bytes(token)
+        if data and token not in renderer.eos_token_ids and renderer.decode([token]) != "":
+            found[data[0]].append((data, token))
+    return found
+
+
+def any_split(text: str, draw: random.Random) -> list[int]:
+    """Tokens that read as this text, cut anywhere, also within characters."""
+    data = text.encode()
+    token_ids = []
+    while data:
+        fitting = [(piece, token) for piece, token in tokens_by_first_byte()[data[0]] if data.startswith(piece)]
+        piece, token = draw.choice(fitting)
+        token_ids.append(token)
+        data = data[len(piece) :]
+    return token_ids
+
+
+class Counting(Hook):
+    def __init__(self) -> None:
+        self.finished: list[FinishedSequence] = []
+        self.is_told = threading.Semaphore(0)
+
+    def on_finish(self, sequence: FinishedSequence) -> None:
+        self.finished.append(sequence)
+        self.is_told.release()
+
+
+# ---- nothing leaks ---------------------------------------------------------------------------------------------------
+
+_LETTERS = ["a", "b", "ab", "ba", " ", "é", "🙂", "\n", "secret", "s", "se", "sec", "ecret"]
+
+
+def random_text(draw: random.Random, banned: str) -> str:
+    pieces = [draw.choice([*_LETTERS, banned[: draw.randrange(len(banned) + 1)]]) for _ in range(draw.randrange(2, 14))]
+    if draw.random() < 0.5:
+        pieces.insert(draw.randrange(len(pieces) + 1), banned)
+    return "".join(pieces)
+
+
+def leak_of(llm: LLM, banned: str, text: str, token_ids: list[int], draw: random.Random) -> str | None:
+    """What is wrong with the answer that is made of these tokens, if anything is."""
+    n = draw.choice([1, 1, 3])
+    stop = [draw.choice(["ab ", "🙂a", "qq"])] if draw.random() < 0.3 else []
+    for one in answers(llm, token_ids, n=n, logprobs=draw.choice([None, 0]), stop=stop):
+        # each sibling ends a token earlier
+        said = text if not one.index else fake_renderer().decode(token_ids[: max(1, len(token_ids) - one.index)])
+        place = said.find(banned)
+        allowed = said if place < 0 else said[:place]
+        # log-probabilities show the tokens
+        shown = fake_renderer().decode(one.token_ids)
+        # the length may cut a character
+        seen = one.text.rstrip("\ufffd") if one.finish_reason == "length" else one.text
+        if not allowed.startswith(seen):
+            return f"{one.text!r} of {text!r}, where {banned!r} is banned"
+        if banned in shown or not (allowed + "\ufffd").startswith(shown.rstrip("\ufffd")):
+            return f"the tokens {shown!r} of {text!r}"
+        if one.logprobs is not None and len(one.logprobs) != len(one.token_ids):
+            return f"{len(one.logprobs)} log-probabilities of {len(one.token_ids)} tokens"
+        if place >= 0 and one.finish_reason not in ("content_filter", "stop", "length"):
+            return f"it ended with {one.finish_reason}"
+        if place < 0 and one.finish_reason == "content_filter":
+            return f"{text!r} was stopped"
+        if one.index == 0 and not stop and place < 0 and one.text != text:
+            return f"{one.text!r} is not all of {text!r}"
+    return None
+
+
+def fuzz(seeds: range) -> None:
+    for banned, ahead in (("secret", 1), ("é🙂é", 2), ("aab", 3), ("secret", 64)):
+        hook = BannedText([banned])
+        # else all that the core says would be judged at once
+        hook.ahead = ahead
+        with hooked_llm(hook, max_model_len=256) as llm:
+            for seed in seeds:
+                draw = random.Random(f"{banned} {seed}")
+                text = random_text(draw, banned)
+                token_ids = any_split(text, draw)
+                if len(token_ids) < 120:
+                    assert leak_of(llm, banned, text, token_ids, draw) is None, f"seed {seed}"
+
+
+def test_no_banned_text_leaks_over_any_split() -> None:
+    fuzz(range(50))
+
+
+@pytest.mark.nightly
+def test_no_banned_text_leaks_over_ten_thousand_splits() -> None:
+    fuzz(range(50, 2550))
+
+
+def test_the_fuzz_finds_a_hook_that_holds_too_little() -> None:
+    class Careless(BannedText):
+        ahead = 1
+
+        def _begins_at(self, text: str) -> int:
+            return max(super()._begins_at(text), len(text) - 2)
+
+    draw = random.Random(1)
+    with hooked_llm(Careless(["secret"])) as llm:
+        found = [leak_of(llm, "secret", text, any_split(text, draw), draw) for text in ["a secret"] * 20]
+    assert any(found)
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+class Stopping(Hook):
+    def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+        if len(tokens.token_ids) < 7:
+            return Verdict(hold=4)
+        return Verdict(stop="enough", keep=5)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stop_keeps_what_it_says_and_gives_its_reason(n: int) -> None:
+    counting = Counting()
+    with hooked_llm(Stopping(), counting) as llm:
+        for one in answers(llm, list(range(40, 60)), n=n):
+            assert (one.finish_reason, one.stop_reason) == ("content_filter", "enough")
+            assert one.token_ids == list(range(40, 45))
+        assert llm.statistics()["num_hook_stops_total"] == n
+        for _ in range(n):
+            assert counting.is_told.acquire(timeout=30)
+    assert [(one.finish_reason, len(one.token_ids)) for one in counting.finished] == [("content_filter", 5)] * n
+
+
+def test_the_strictest_of_several_verdicts_counts() -> None:
+    class Laxer(Hook):
+        def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+            return Verdict(stop="late", keep=6) if len(tokens.token_ids) >= 7 else None
+
+    with hooked_llm(Laxer(), Stopping()) as llm:
+        [one] = answers(llm, list(range(40, 60)))
+        # the second holds the last of what the first would show
+        assert one.token_ids == list(range(40, 45))
+
+
+class Putting(Hook):
+    lockstep = True
+
+    def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+        return Verdict(force=[70, 71]) if len(tokens.token_ids) == 3 else None
+
+
+def test_tokens_that_are_forced_come_next() -> None:
+    with hooked_llm(Putting()) as llm:
+        [one] = answers(llm, list(range(40, 50)), logprobs=0)
+        assert one.token_ids == [40, 41, 42, 70, 71, 45, 46, 47, 48, 49]
+
+
+def test_beams_cannot_be_in_lockstep() -> None:
+    from quire.beam_search_params import BeamSearchParams
+
+    with hooked_llm(Putting()) as llm, pytest.raises(RequestError, match="beams"):
+        llm.generate("a", BeamSearchParams(beam_width=2, max_tokens=3), use_tqdm=False)
+
+
+def test_beams_are_held_and_stopped() -> None:
+    from quire.beam_search_params import BeamSearchParams
+
+    with hooked_llm(Stopping()) as llm:
+        [output] = llm.generate("a b c", BeamSearchParams(beam_width=2, max_tokens=12), use_tqdm=False)
+        for one in output.outputs:
+            assert one.finish_reason == "content_filter"
+            assert len(one.token_ids) == 5
+
+
+# ---- admission -------------------------------------------------------------------------------------------------------
+
+
+class Picky(Hook):
+    def on_admit(self, request: HookedRequest) -> Refusal | None:
+        return Refusal(reason="not for us") if "no" in request.prompt else None
+
+
+def test_a_request_that_is_refused_never_reaches_the_engine() -> None:
+    with hooked_llm(Picky()) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=4)
+        [yes] = llm.generate(["yes"], params, use_tqdm=False)
+        assert yes.outputs[0].finish_reason == "length"
+        [no] = llm.generate(["no"], params, use_tqdm=False)
+        assert (no.outputs[0].finish_reason, no.outputs[0].stop_reason) == ("error", "not for us")
+        assert llm.statistics()["num_hook_refusals_total"] == 1
+
+
+# ---- failure ---------------------------------------------------------------------------------------------------------
+
+
+class Broken(Hook):
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.end = threading.Event()
+
+    def on_tokens(self, tokens: SequenceTokens) -> Any:
+        match self.how:
+            case "raise":
+                raise ZeroDivisionError("one of those days")
+            case "hang":
+                self.end.wait()
+            case "nonsense":
+                return {"stop": True}
+            case "mask":
+                return Verdict(ban=[3])
+            case "negative":
+                return Verdict(hold=-1)
+        return None
+
+
+@pytest.fixture(params=["raise", "hang", "nonsense", "mask", "negative"])
+def broken(request: pytest.FixtureRequest) -> Iterator[Broken]:
+    hook = Broken(request.param)
+    yield hook
+    hook.end.set()
+
+
+@pytest.mark.parametrize("on_failure", ["open", "closed"])
+def test_a_hook_that_fails_is_open_or_closed(broken: Broken, on_failure: str, caplog: pytest.LogCaptureFixture) -> None:
+    with hooked_llm(broken, hook_timeout=0.05, hook_on_failure=on_failure) as llm:
+        [one] = answers(llm, [40, 41, 42])
+        statistics = llm.statistics()
+    if on_failure == "open":
+        assert (one.token_ids, one.finish_reason) == ([40, 41, 42], "length")
+    else:
+        assert (one.token_ids, one.finish_reason) == ([], "content_filter")
+        assert "could not be asked" in str(one.stop_reason)
+    assert statistics["num_hook_failures_total"] >= 1
+    assert bool(statistics["num_hook_timeouts_total"]) == (broken.how == "hang")
+    assert len([record for record in caplog.records if "hook Broken failed" in record.message]) == 1
+
+
+def test_calls_that_hang_are_replaced_and_then_given_up() -> None:
+    """However many requests meet it, the threads that it takes with it are bounded, and the engine goes on."""
+    hook = Broken("hang")
+    before = threading.active_count()
+    with hooked_llm(hook, hook_timeout=0.01, hook_on_failure="open") as llm:
+        for _ in range(30):
+            assert len(answers(llm, [40, 41, 42])[0].token_ids) == 3
+        assert llm.statistics()["num_hook_calls_lost"] <= 32
+        assert threading.active_count() - before < 60
+        hook.end.set()
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_found_by_name() -> None:
+    with hooked_llm('banned_text:{"texts": ["B"]}', f"{__name__}:Stopping") as llm:
+        [one] = answers(llm, fake_renderer().encode("AB", add_special_tokens=False))
+        assert one.finish_reason == "content_filter"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("baned_text", "Did you mean"),
+        ("no.such.module:Hook", "No module"),
+        ("quire.hooks:NoSuch", "NoSuch"),
+        ("quire.hooks:Verdict", "must be a quire.hooks.Hook"),
+        ("banned_text:{", "JSON"),
+        ("banned_text", "texts"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_why(name: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        hooks_of(fake_config(hooks=(name,)))
