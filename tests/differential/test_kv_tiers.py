@@ -122,6 +122,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
 SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
     "valkey": kv_servers.valkey,
     "seaweed": kv_servers.seaweed,
+    "mooncake": kv_servers.mooncake,
 }
 
 

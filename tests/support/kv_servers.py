@@ -81,17 +81,39 @@ def seaweed(folder: Path) -> Iterator[KVServer]:
     before = dict(os.environ)
     os.environ.update(keys | settings)
     try:
-        with _server(command, folder, _has_bucket) as process:
+        with _server(command, folder, lambda: _takes("s3://quire/probe")) as process:
             yield KVServer("s3://quire/blocks", process)
     finally:
         os.environ.clear()
         os.environ.update(before)
 
 
-def _has_bucket() -> bool:
+@contextmanager
+def mooncake(folder: Path) -> Iterator[KVServer]:
+    """A master, and a process that lends memory: what clients lend goes with them."""
+    need("mooncake")
+    try:
+        import mooncake.store  # noqa: F401 (it needs a library of the system)
+    except ImportError as error:
+        pytest.skip(str(error))
+    port, *ports = free_ports(4)
+    (folder / "lender").mkdir()
+    command = [_binary("mooncake_master", None), f"--rpc_port={port}", f"--metrics_port={ports[0]}"]
+    lender = [_binary("mooncake_client", None), "--host=127.0.0.1", f"--port={ports[1]}", "--protocol=tcp"]
+    lender += [f"--master_server_address=127.0.0.1:{port}", "--metadata_server=P2PHANDSHAKE"]
+    lender += ["--global_segment_size=64MB", f"--http_port={ports[2]}"]
+    with (
+        _server(command, folder, lambda: _answers(port)) as process,
+        _server(lender, folder / "lender", lambda: _takes(f"mooncake://127.0.0.1:{port}?memory=0")),
+    ):
+        yield KVServer(f"mooncake://127.0.0.1:{port}?memory=0", process)
+
+
+def _takes(address: str) -> bool:
+    """It can be written to."""
     from quire.kv_connectors.tiered.stores import open_store
 
-    store = open_store("s3://quire/probe", 1)
+    store = open_store(address, 1)
     try:
         store.put_many([("probe", b"probe")])
     except Exception:

@@ -31,11 +31,11 @@ def open_store(address: str, max_bytes: int) -> Store:
     module, extra = _entry(address)
     try:
         opened: Store = importlib.import_module(f"{__name__}.{module}").open_store(address, max_bytes)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if extra is None or (error.name or "").startswith("quire"):
             raise
         raise OptionError(
-            f'kv_store={_shown(address)}: needs the package {error.name}. Install it: pip install "quire[{extra}]".'
+            f'kv_store={_shown(address)}: a library is missing ({error}). Install it: pip install "quire[{extra}]".'
         ) from error
     return opened
 
