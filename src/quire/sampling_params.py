@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from quire.errors import RequestError
+from quire.logits_processors import check_processors
 from quire.parameter_checks import (
     Bounds,
     Suggesting,
@@ -83,6 +84,8 @@ class SamplingParams(
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    # functions, names, or {"name": ..., "args": {...}} (quire/logits_processors.py)
+    logits_processors: list[Any] | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -96,6 +99,7 @@ class SamplingParams(
         self._check_open_ranges()
         self._check_lists()
         self._check_structured_outputs()
+        check_processors(self.logits_processors)
         self._check_together()
 
     @property

@@ -58,6 +58,7 @@ ROOMS = {
         "quire.state_layout",
         "quire.message_encoding",
         "quire.hooks",
+        "quire.logits_processors",
         "quire.outputs",
         "quire.sampling_params",
         "quire.thought_marks",

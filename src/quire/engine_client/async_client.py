@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.engine_process import EngineProcess
+from quire.engine_client.in_thread import InThreadLink
 from quire.engine_client.link import Link, error_of
 from quire.engine_client.mailbox import Mailbox, Mailboxes
 from quire.engine_client.stream import RequestStream, items_of
@@ -71,6 +72,11 @@ class AsyncEngineClient:
     def processes(self) -> tuple[EngineProcess, ...]:
         """The engine's process, if it has one of its own; those of its replicas, if it has several."""
         return self._link.processes
+
+    @property
+    def is_in_process(self) -> bool:
+        """What is sent arrives as it is, functions included."""
+        return isinstance(self._link, InThreadLink)
 
     def watch_losses(self, tell: Callable[[Loss], None]) -> None:
         """Has `tell` called when a replica has died and others go on."""

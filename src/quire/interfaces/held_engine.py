@@ -164,6 +164,8 @@ class HeldEngine:
             self.parts = EngineParts(self.config, ready, self.renderer, self._defaults)
         else:
             self.parts.engine_was_replaced(ready)
+        if self.client.is_in_process and self.config.worker.grid.size == 1:
+            self.parts.maker.limits = replace(self.parts.maker.limits, is_here=True)
         return ready
 
 

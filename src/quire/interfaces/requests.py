@@ -17,6 +17,7 @@ import msgspec
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.prompts import checked_cache_salt
+from quire.logits_processors import check_known
 from quire.messages import EngineRequest, Tenancy
 from quire.parameter_checks import plain
 from quire.sampling_params import SamplingParams
@@ -45,6 +46,8 @@ class Limits:
     max_num_seqs: int
     # False: the model makes vectors only
     has_head: bool = True
+    # the engine core and its one worker are in this process
+    is_here: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,6 +235,11 @@ def _check_cache_salt(asked: Asked, limits: Limits) -> None:
     checked_cache_salt(asked.cache_salt)
 
 
+def _check_processors(asked: Asked, limits: Limits) -> None:
+    if asked.sampling.logits_processors is not None:
+        check_known(asked.sampling.logits_processors, takes_functions=limits.is_here)
+
+
 def _check_media(asked: Asked, limits: Limits) -> None:
     if asked.media and (asked.num_kept_tokens or asked.pooling):
         raise RequestError(
@@ -253,6 +261,7 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_cache_salt,
     _check_sizes,
     _check_sampling_ids,
+    _check_processors,
     _check_candidates,
 )
 

@@ -65,6 +65,10 @@ class GenerationFields(SharedFields, kw_only=True):
     include_stop_str_in_output: Annotated[bool | None, Meta(description="vLLM's: keep the stop string")] = None
     bad_words: Annotated[list[str] | None, Meta(description="vLLM's: up to 128 words that are never generated")] = None
     allowed_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: nothing but these tokens")] = None
+    logits_processors: Annotated[
+        list[str | dict[str, Any]] | None,
+        Meta(description="vLLM's: processors that are installed here, by name, or as objects of name and args"),
+    ] = None
     response_format: Annotated[
         dict[str, Any] | None,
         Meta(description="type text, json_object or json_schema: the answer is any text, a JSON object, or follows it"),

@@ -26,6 +26,7 @@ _FROM_REQUEST = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "thinking_token_budget",
     "skip_special_tokens", "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
+    "logits_processors",
 )  # fmt: skip
 
 # OpenAI's; above it there is little but noise
@@ -53,6 +54,7 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
+    "logits_processors": ([],),
     "min_tokens": (0,),
     "thinking_token_budget": (),
     "include_stop_str_in_output": (False,),

@@ -57,7 +57,6 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
     "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
-    "logits_processors": Refused("code and processors are not taken from requests", ([],)),
     "truncate_prompt_tokens": Refused("prompts are never cut; shorten the prompt"),
     "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),
     "return_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),

@@ -1,8 +1,8 @@
 """Logits processors, one file each, in the order in which they apply.
 
-First what excludes tokens, then what moves logits, then what decides alone: the end of thoughts, the form of an output.
-A new processor is a rule (`processor.py`) in a file of its own, or an object with all hooks, and a line in the tuple
-below.
+First what excludes tokens, then what moves logits, then what others bring, then what decides alone: the end of
+thoughts, the form of an output. A new processor is a rule (`processor.py`) in a file of its own, or an object with all
+hooks, and a line in the tuple below.
 """
 
 from quire.structured_output.grammars import Grammars
@@ -12,6 +12,7 @@ from quire.worker.sampler.processors.allowed_token_ids import AllowedTokenIds
 from quire.worker.sampler.processors.bad_words import BadWords
 from quire.worker.sampler.processors.logit_bias import LogitBias
 from quire.worker.sampler.processors.min_tokens import MinTokens
+from quire.worker.sampler.processors.own_processors import OwnProcessors
 from quire.worker.sampler.processors.penalties import Penalties
 from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFeature, RowFollower
 from quire.worker.sampler.processors.structured_output import StructuredOutput
@@ -28,7 +29,8 @@ def built_in_processors(
     why it left a row with nothing, by row."""
     num_rows = table.num_rows
     beside = beside or BesideSteps(num_rows)
-    structured = StructuredOutput(table, grammars or Grammars(), beside, {} if reasons is None else reasons)
+    reasons = {} if reasons is None else reasons
+    structured = StructuredOutput(table, grammars or Grammars(), beside, reasons)
     forms = ByRow(structured, num_rows, "sampling.structured_outputs")
     beside.users = forms.rows
     return (
@@ -37,6 +39,7 @@ def built_in_processors(
         ByRow(MinTokens(table), num_rows, "sampling.min_tokens", none=0),
         ByRow(LogitBias(), num_rows, "sampling.logit_bias"),
         Penalties(table),
+        ByRow(OwnProcessors(table, reasons), num_rows, "sampling.logits_processors"),
         ByRow(ThinkingBudget(table), num_rows, "sampling.thinking_token_budget"),
         forms,
     )

@@ -1,0 +1,85 @@
+"""Logits processors that do not come with Quire (quire/logits_processors.py): functions over one row each.
+
+One that raises, or answers with anything but logits of its row, fails that row alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import one_line
+from quire.logits_processors import installed, name_and_args
+from quire.messages import AdmittedSequence
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors.processor import User
+
+logger = logging.getLogger(__name__)
+
+
+class OwnProcessor:
+    """One of a row, and how it is called."""
+
+    def __init__(self, asked: Any) -> None:
+        self._asked = asked
+        if callable(asked):
+            self.name = getattr(asked, "__name__", type(asked).__name__)
+            self._function: Callable[..., Any] = asked
+        else:
+            self.name, args = name_and_args(asked)
+            made = installed()[self.name].load()
+            self._function = made(**args) if args or isinstance(made, type) else made
+        self._takes_prompt = _num_parameters(self._function) == 3
+
+    def of_child(self) -> OwnProcessor:
+        """A sibling with nothing in common, where it can be had: what is made by name is made again, and a function
+        that has something to keep says how by `clone`."""
+        clone = getattr(self._asked, "clone", None)
+        return OwnProcessor(clone() if callable(clone) else self._asked)
+
+    def apply(self, prompt: list[int], output: list[int], logits_V: Tensor) -> None:
+        answer = self._function(prompt, output, logits_V) if self._takes_prompt else self._function(output, logits_V)
+        if answer is not None and answer is not logits_V:
+            logits_V.copy_(answer)
+
+
+class OwnProcessors:
+    """Those of each row, one after another."""
+
+    def __init__(self, table: RowTable, reasons: dict[int, str]) -> None:
+        self._table = table
+        self._reasons = reasons
+
+    def state_of(self, sequence: AdmittedSequence) -> list[OwnProcessor] | None:
+        asked = sequence.sampling.logits_processors
+        return [OwnProcessor(one) for one in asked] if asked else None
+
+    def state_of_child(self, parent: list[OwnProcessor]) -> list[OwnProcessor]:
+        return [one.of_child() for one in parent]
+
+    def apply(self, logits_NV: Tensor, users: list[User[list[OwnProcessor]]]) -> None:
+        for user in users:
+            num_prompt = int(self._table.num_prompt[user.row])
+            tokens = self._table.token_ids[user.row]
+            prompt = tokens[:num_prompt].tolist()
+            output = tokens[num_prompt : user.length].tolist()
+            for one in user.state:
+                try:
+                    one.apply(prompt, output, logits_NV[user.position])
+                except Exception as error:
+                    logger.warning("logits processor %s failed", one.name, exc_info=error)
+                    self._reasons[user.row] = f"logits processor {one.name}: {type(error).__name__}: {one_line(error)}"
+                    logits_NV[user.position] = -torch.inf
+                    break
+
+
+def _num_parameters(function: Callable[..., Any]) -> int:
+    try:
+        return len(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return 2
