@@ -38,6 +38,8 @@ def test_what_does_not_fit_on_this_machine_needs_others(monkeypatch):
     [
         ({"host_ip": "0.0.0.0"}, "stands for many networks"),
         ({"host_ip": "::"}, "stands for many networks"),
+        ({"host_ip": "::ffff:0.0.0.0"}, "stands for many networks"),
+        ({"host_ip": "0"}, "must be an address"),
         ({"host_ip": "here"}, "must be an address"),
         ({"host_ip": None}, "listens for the workers of other machines"),
         ({"distributed_executor_backend": "mp"}, "nothing listens there"),

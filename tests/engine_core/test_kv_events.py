@@ -1,6 +1,7 @@
 """Events of the prefix cache: what a core tells of, and how it is published."""
 
 import contextlib
+import socket
 import time
 
 import msgspec
@@ -157,15 +158,15 @@ def publishing(tmp_path, **options):
 
 def asked_again(context, config, start, num):
     """(number, batch) of the answer to a question, when there are so many."""
-    socket = context.socket(zmq.DEALER)
-    socket.connect(config.replay_endpoint)
+    asker = context.socket(zmq.DEALER)
+    asker.connect(config.replay_endpoint)
     deadline = time.monotonic() + 20
     while True:
-        socket.send_multipart([b"", start.to_bytes(8, "big")])
+        asker.send_multipart([b"", start.to_bytes(8, "big")])
         answer = []
         while True:
-            assert socket.poll(20_000)
-            _, number, batch = socket.recv_multipart()
+            assert asker.poll(20_000)
+            _, number, batch = asker.recv_multipart()
             if not batch:
                 assert int.from_bytes(number, "big", signed=True) == -1
                 break
@@ -186,17 +187,17 @@ def test_batches_are_numbered_and_can_be_asked_for_again(tmp_path):
 
 def test_who_subscribes_hears_topic_number_and_batch(tmp_path):
     with publishing(tmp_path) as (publisher, context, config):
-        socket = context.socket(zmq.SUB)
-        socket.subscribe(b"kv")
-        socket.connect(config.endpoint)
+        subscriber = context.socket(zmq.SUB)
+        subscriber.subscribe(b"kv")
+        subscriber.connect(config.endpoint)
         deadline = time.monotonic() + 20
         num_sent = 0
         # a subscription takes its time
-        while not socket.poll(10):
+        while not subscriber.poll(10):
             publisher.publish([STORED])
             num_sent += 1
             assert time.monotonic() < deadline
-        topic, number, batch = socket.recv_multipart()
+        topic, number, batch = subscriber.recv_multipart()
         assert topic == b"kv"
         assert len(number) == 8
         assert int.from_bytes(number, "big") < num_sent
@@ -219,10 +220,33 @@ def test_what_does_not_fit_is_lost_and_leaves_a_gap(tmp_path):
 
 def test_a_question_that_is_none_hurts_nobody(tmp_path):
     with publishing(tmp_path) as (publisher, context, config):
-        socket = context.socket(zmq.DEALER)
-        socket.connect(config.replay_endpoint)
-        socket.send_multipart([b"nonsense"])
+        asker = context.socket(zmq.DEALER)
+        asker.connect(config.replay_endpoint)
+        asker.send_multipart([b"nonsense"])
         publisher.publish([STORED])
+        assert len(asked_again(context, config, 0, 1)) == 1
+
+
+def test_a_stranger_that_sends_much_is_cut_off(tmp_path):
+    """A long subscription would be a deep tree in libzmq, which goes through it by recursion when its owner leaves."""
+
+    def ready(kind):
+        fields = b"\x05READY" + b"\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+        return b"\x04" + bytes([len(fields)]) + fields
+
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\x00") + bytes(32)
+    much = b"\x01" + b"x" * (4 << 20)
+    with publishing(tmp_path) as (publisher, context, config):
+        publisher.publish([STORED])
+        for endpoint, kind in ((config.replay_endpoint, b"DEALER"), (config.endpoint, b"SUB")):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.settimeout(20)
+                stranger.connect(endpoint.removeprefix("ipc://"))
+                stranger.sendall(greeting + ready(kind))
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(b"\x02" + len(much).to_bytes(8, "big") + much)
+                    while stranger.recv(4096):
+                        pass
         assert len(asked_again(context, config, 0, 1)) == 1
 
 
@@ -263,6 +287,11 @@ def test_vllms_json_is_understood():
         ({"endpoint": "tcp://*:5557"}, "on every network"),
         ({"endpoint": "tcp://0.0.0.0:5557"}, "on every network"),
         ({"replay_endpoint": "tcp://[::]:5557"}, "on every network"),
+        # what the system takes for the same
+        ({"endpoint": "tcp://0:5557"}, "on every network"),
+        ({"endpoint": "tcp://0x0:5557"}, "on every network"),
+        ({"endpoint": "tcp://0.0.0.0%lo:5557"}, "on every network"),
+        ({"endpoint": "tcp://[::ffff:0.0.0.0]:5557"}, "on every network"),
         ({"endpoint": "127.0.0.1:5557"}, "must be tcp://ADDRESS:PORT"),
         ({"endpoint": "tcp://127.0.0.1:x"}, "must be tcp://ADDRESS:PORT"),
         ({"publisher": "kafka"}, "must be zmq or null"),

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from quire.config.engine_options import EngineOptions
+from quire.config.network_addresses import is_of_all_networks
 from quire.errors import OptionError
 
 # Where a cluster of Ray that runs on this machine says so.
@@ -77,7 +78,7 @@ def _check_host_ip(host_ip: str | None) -> None:
         address = ipaddress.ip_address(host_ip)
     except ValueError:
         raise OptionError(f"host_ip={host_ip}: must be an address of this machine, such as 10.0.0.5.") from None
-    if address.is_unspecified or address.is_multicast:
+    if is_of_all_networks(host_ip) or address.is_multicast:
         raise OptionError(
             f"host_ip={host_ip}: stands for many networks, and workers listen in one of them. Give the address of "
             "this machine in the network of the others."

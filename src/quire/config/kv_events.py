@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.config.network_addresses import is_of_all_networks
 from quire.errors import OptionError, suggestion
 
 OPTION = "kv_events_config"
@@ -98,18 +98,11 @@ def _check_endpoint(name: str, endpoint: str) -> None:
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
     if not endpoint.startswith("tcp://") or not is_port or not host:
         raise OptionError(f"{OPTION}: {name}={endpoint}: must be tcp://ADDRESS:PORT or ipc://FILE.")
-    if host == "*" or _is_any(host):
+    if is_of_all_networks(host):
         raise OptionError(
             f"{OPTION}: {name}={endpoint}: would offer the tokens of all prompts on every network of this machine. "
             "Name the address to listen on, such as 127.0.0.1."
         )
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:
-        return False
 
 
 def _moved(endpoint: str, number: int) -> str:

@@ -19,12 +19,16 @@ from typing import Any
 import zmq
 
 from quire.config.kv_events import KVEventsConfig
+from quire.config.network_addresses import is_of_all_networks
 from quire.errors import OptionError
 from quire.kv_events import KVEvent, packed
 
 logger = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _END_SECONDS = 1.0
+_LONGEST_QUESTION = 4096
+# of one that asks for events again, before the first of them is answered
+_MOST_QUESTIONS = 4
 
 
 class KVEventPublisher:
@@ -41,8 +45,10 @@ class KVEventPublisher:
         self.num_lost = 0
         self._context = zmq.Context()
         try:
-            self._pub = self._bound(zmq.PUB, config.endpoint)
-            self._replay = self._bound(zmq.ROUTER, config.replay_endpoint) if config.replay_endpoint else None
+            self._pub = self._bound(zmq.PUB, config.endpoint, config.hwm)
+            # one answer has room: who asks again before it has read it loses of the next
+            most = min(config.hwm, config.buffer_steps + _MOST_QUESTIONS)
+            self._replay = self._bound(zmq.ROUTER, config.replay_endpoint, most) if config.replay_endpoint else None
             # the loop rings, the thread sleeps at the other end
             self._bell = self._context.socket(zmq.PAIR)
             self._bell.set_hwm(1)
@@ -77,10 +83,14 @@ class KVEventPublisher:
         if not self._thread.is_alive():
             self._context.term()
 
-    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _bound(self, kind: int, endpoint: str, most_waiting: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set_hwm(self._config.hwm)
+        socket.sndhwm = most_waiting
+        socket.rcvhwm = _MOST_QUESTIONS
         socket.linger = 0
+        # of what comes: a question, or what a subscriber wants to hear of
+        socket.maxmsgsize = _LONGEST_QUESTION
+        socket.ipv6 = "[" in endpoint
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -88,6 +98,8 @@ class KVEventPublisher:
                 f"kv_events_config: {endpoint} cannot be listened on ({error.strerror}). Choose a free port of this "
                 "machine."
             ) from error
+        host = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rpartition(":")[0]
+        assert not is_of_all_networks(host), "it was checked when the options were"
         return socket
 
     def _ring(self) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 import zmq.auth.thread
 
+from quire.config.network_addresses import is_of_all_networks
 from quire.engine_core.executor.rank_channel import RankMessage, decode_message
 
 _LONGEST_ANSWER = 64 * 2**20
@@ -33,7 +34,7 @@ class KeyedListener:
 
     def __init__(self, host_ip: str) -> None:
         self._address = ipaddress.ip_address(host_ip)
-        assert not self._address.is_unspecified, "it was checked when the options were"
+        assert not is_of_all_networks(host_ip), "it was checked when the options were"
         self._context = zmq.Context()
         self._public_key, self._secret_key = zmq.curve_keypair()
         # by the domain of a socket: who may connect to it
