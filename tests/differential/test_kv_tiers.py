@@ -135,6 +135,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield server.address
 
 
+@pytest.fixture(params=["files", *SERVERS, "nixl"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Of one engine, and of another one that finds what the first one keeps."""
+    if request.param == "nixl":
+        yield kv_servers.nixl_peers()
+    elif request.param == "files":
+        yield (f"file://{tmp_path / 'blocks'}",) * 2
+    else:
+        with SERVERS[request.param](tmp_path) as server:
+            yield server.address, server.address
+
+
 # ---- what outlives an engine
 
 
@@ -160,7 +172,7 @@ def test_after_a_restart_nothing_is_computed_twice(
 @pytest.mark.parametrize("num_here", [8, pytest.param(0, marks=pytest.mark.nightly)])
 def test_what_one_computes_another_goes_on_with(
     path: Path,
-    store: str,
+    stores: tuple[str, str],
     expected: list[list[int]],
     open_engine: Callable[..., Engine],
     async_scheduling: bool,
@@ -168,8 +180,8 @@ def test_what_one_computes_another_goes_on_with(
 ) -> None:
     """4.4.4, in two processes: computed = L, total = L + 1; moved are the blocks of L - L_cached."""
     options = {"async_scheduling": async_scheduling, "in_own_process": True}
-    first = open_engine(path, store, **options)
-    second = open_engine(path, store, **options)
+    first = open_engine(path, stores[0], **options)
+    second = open_engine(path, stores[1], **options)
     if num_here:
         second.run([[*prompt[:num_here], 3] for prompt in PROMPTS], [one_token(one) for one in SAMPLINGS])
     begun = first.run(PROMPTS, list(map(one_token, SAMPLINGS)), [KVTransfer(store="any") for _ in PROMPTS])

@@ -22,19 +22,40 @@ SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["files", *SERVERS])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+class ThroughAPeer:
+    """What one keeps is read by another one."""
+
+    def __init__(self) -> None:
+        first, second = kv_servers.nixl_peers()
+        self._keeps = open_store(first, 1)
+        self._reads = open_store(second, 1)
+        self.put_many = self._keeps.put_many
+        self.exists_many = self._reads.exists_many
+        self.get_many = self._reads.get_many
+        self.delete = self._reads.delete
+        self.stat = self._keeps.stat
+
+    def close(self) -> None:
+        self._reads.close()
+        self._keeps.close()
+
+
+@pytest.fixture(scope="module", params=["files", *SERVERS, "nixl"])
+def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Store]]:
+    """Opens one more client of one store."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "files":
-        yield f"file://{folder}"
-        return
-    with SERVERS[request.param](folder) as server:
-        yield server.address
+        yield lambda: open_store(f"file://{folder}", 1 << 30)
+    elif request.param == "nixl":
+        yield ThroughAPeer
+    else:
+        with SERVERS[request.param](folder) as server:
+            yield lambda: open_store(server.address, 1 << 30)
 
 
 @pytest.fixture
-def store(address: str) -> Iterator[Store]:
-    opened = open_store(address, 1 << 30)
+def store(clients: Callable[[], Store]) -> Iterator[Store]:
+    opened = clients()
     yield opened
     opened.close()
 
@@ -70,11 +91,12 @@ def test_nothing_is_asked_for(store: Store) -> None:
     assert store.exists_many([]) == store.get_many([]) == []
 
 
-def test_another_client_finds_it(address: str, store: Store) -> None:
+def test_another_client_finds_it(clients: Callable[[], Store], store: Store) -> None:
     store.put_many([(NAMES[5], b"five")])
-    other = open_store(address, 1 << 30)
+    other = store if clients is ThroughAPeer else clients()
     assert other.get_many([NAMES[5]]) == [b"five"]
-    other.close()
+    if other is not store:
+        other.close()
 
 
 def test_any_bytes_of_any_size(store: Store) -> None:
@@ -177,3 +199,39 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(sys.modules, "quire.kv_connectors.tiered.stores.redis_server", raising=False)
     with pytest.raises(OptionError, match=r'kv_store=redis://host.*pip install "quire\[valkey\]"'):
         open_store("redis://user:password@host", 1)
+
+
+# ---- memory of peers
+
+
+def test_a_ring_gives_up_what_was_written_first() -> None:
+    kv_servers.need("nixl_cu13")
+    from quire.kv_connectors.tiered.stores.nixl import Arena
+
+    arena = Arena(100)
+    for number in range(3):
+        arena.put(f"{number}", bytes([number]) * 30)
+    arena.put("3", bytes([3]) * 20)  # behind it 10 bytes are left, too few: it begins anew
+    assert [arena.get(f"{number}") for number in range(4)] == [None, b"\x01" * 30, b"\x02" * 30, b"\x03" * 20]
+    arena.put("4", bytes([4]) * 50)
+    assert [arena.get(f"{number}") is None for number in range(5)] == [True, True, True, False, False]
+    assert arena.get("4") == b"\x04" * 50
+    arena.put("5", bytes(101))
+    assert arena.get("5") is None
+    assert arena.state().num_bytes == 70
+
+
+def test_a_peer_that_is_gone_is_missing_and_the_others_answer() -> None:
+    kv_servers.need("nixl_cu13")
+    (first, _), (second, _) = kv_servers.nixl_peers(), kv_servers.nixl_peers()
+    ports = [address.split(":")[2].split("?")[0] for address in (first, second)]
+    (own,) = kv_servers.free_ports(1)
+    gone, kept = open_store(first, 1), open_store(second, 1)
+    reads = open_store(f"nixl://127.0.0.1:{own}?memory=0.1&peer=127.0.0.1:{ports[0]}&peer=127.0.0.1:{ports[1]}", 1)
+    kept.put_many([(NAMES[1], b"one")])
+    gone.put_many([(NAMES[2], b"two")])
+    assert reads.get_many(NAMES[1:3]) == [b"one", b"two"]
+    gone.close()
+    assert reads.get_many(NAMES[1:3]) == [b"one", None]
+    kept.close()
+    reads.close()

@@ -109,6 +109,13 @@ def mooncake(folder: Path) -> Iterator[KVServer]:
         yield KVServer(f"mooncake://127.0.0.1:{port}?memory=0", process)
 
 
+def nixl_peers() -> tuple[str, str]:
+    """Addresses of two engines: the second one reads what the first one keeps."""
+    need("nixl_cu13")
+    first, second = free_ports(2)
+    return f"nixl://127.0.0.1:{first}?memory=0.1", f"nixl://127.0.0.1:{second}?memory=0.1&peer=127.0.0.1:{first}"
+
+
 def _takes(address: str) -> bool:
     """It can be written to."""
     from quire.kv_connectors.tiered.stores import open_store

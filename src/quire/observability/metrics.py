@@ -208,7 +208,7 @@ _OF_A_STORE = {
     "quire:kv_store_breaker_openings_total": "Times that a store was left alone for a while, because it failed.",
     "quire:kv_store_resting": "1 while a store is left alone.",
 }
-_KINDS_OF_STORES = ("files", "redis_server", "s3", "mooncake")
+_KINDS_OF_STORES = ("files", "redis_server", "s3", "mooncake", "nixl")
 _EXPERT_TOKENS = re.compile(r"expert_([a-z0-9]+)_([a-z0-9]+)_tokens_total")
 _OF_REPLICA = re.compile(r"replica_(\d+)_(sequences|waiting_tokens)")
 _OF_ANY_EXPERT = "expert_number_number_tokens_total"

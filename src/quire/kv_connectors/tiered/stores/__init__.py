@@ -17,6 +17,7 @@ STORES = {
     "unix": ("redis_server", "valkey"),
     "s3": ("s3", "s3"),
     "mooncake": ("mooncake", "mooncake"),
+    "nixl": ("nixl", "nixl"),
 }
 
 

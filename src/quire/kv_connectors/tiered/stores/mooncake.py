@@ -1,6 +1,6 @@
-"""Blocks in the memory that engines lend to a Mooncake store: `mooncake://master:50051?memory=4`. The master knows where
-each block lies; `memory` is what this engine adds, in GiB (0: nothing, it reads and writes that of others), and goes
-with it. `host`: the address at which others reach this engine. What was not read for longest is given up by the master.
+"""Blocks in the memory that engines lend to a Mooncake store: `mooncake://master:50051?memory=4`. The master knows
+where each block lies; `memory` is what this engine adds, in GiB (0: nothing, it uses that of others), and goes with
+it. `host`: the address at which others reach this engine. What was not read for longest is given up by the master.
 """
 
 from __future__ import annotations
