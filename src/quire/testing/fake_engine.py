@@ -16,7 +16,7 @@ import functools
 import json
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,10 @@ from quire.engine_client import AsyncEngineClient
 from quire.engine_client.replica_link import Loss
 from quire.engine_core.driver import CoreDriver
 from quire.errors import EngineDeadError
+from quire.hooks import Hook
 from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.hooks.guarded_client import open_client
+from quire.interfaces.hooks.loading import hooks_of
 from quire.messages import (
     AbortRequests,
     EngineFailed,
@@ -244,12 +247,14 @@ class FakeAsyncLLM(AsyncLLM):
     fake: ScriptedLink
 
 
-def unstarted_engine(folder: Path, **checkpoint: Any) -> FakeAsyncLLM:
+def unstarted_engine(folder: Path, hooks: Sequence[Hook] = (), **checkpoint: Any) -> FakeAsyncLLM:
     """Not started yet. `checkpoint`: max_model_len, generation_config."""
     write_byte_checkpoint(folder, **checkpoint)
     config, _ = resolve(EngineOptions(model=str(folder), served_model_name="byte-model", device="cpu"))
     link = ScriptedLink(config)
-    engine = FakeAsyncLLM.from_config(config, renderer=Renderer.from_config(config), client=AsyncEngineClient(link))
+    made = hooks_of(config, hooks)
+    renderer = Renderer.from_config(config)
+    engine = FakeAsyncLLM.from_config(config, renderer=renderer, client=open_client(link, made), hooks=made)
     assert isinstance(engine, FakeAsyncLLM)
     engine.fake = link
 
@@ -258,14 +263,14 @@ def unstarted_engine(folder: Path, **checkpoint: Any) -> FakeAsyncLLM:
         again = ScriptedLink(config)
         again.reply_to = engine.fake.reply_to
         engine.fake = again
-        return AsyncEngineClient(again)
+        return open_client(again, made)
 
     engine._held.connect = connect_again
     return engine
 
 
-async def fake_engine(folder: Path, **checkpoint: Any) -> FakeAsyncLLM:
+async def fake_engine(folder: Path, hooks: Sequence[Hook] = (), **checkpoint: Any) -> FakeAsyncLLM:
     """Started and ready."""
-    engine = unstarted_engine(folder, **checkpoint)
+    engine = unstarted_engine(folder, hooks, **checkpoint)
     await engine.start()
     return engine

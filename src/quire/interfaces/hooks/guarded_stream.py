@@ -108,7 +108,8 @@ class GuardedStream:
         self._hooks = hooks
         self._sender = sender
         self._hears_ends_only = hears_ends_only
-        self._seen = _seen_of(request, renderer)
+        tenant = request.tenant.name if request.tenant is not None else ""
+        self._seen = hooked_request(request.request_id, request.prompt_token_ids, request.sampling, tenant, renderer)
         self._box: Mailbox | None = None
         self._sequences = [
             _Sequence(index, _text_of(request, renderer), num_permitted=request.permitted or 0)
@@ -399,12 +400,15 @@ def _end_of(delta: TokenDelta) -> TokenDelta:
     return end
 
 
-def _seen_of(request: EngineRequest, renderer: Renderer) -> HookedRequest:
+def hooked_request(
+    request_id: int, prompt: Sequence[int], sampling: SamplingParams, tenant: str, renderer: Renderer
+) -> HookedRequest:
+    """A request as hooks see it: nothing that they do to it reaches the engine."""
     return HookedRequest(
-        request_id=request.request_id,
-        prompt_token_ids=tuple(request.prompt_token_ids),
-        sampling=request.sampling.replace(),
-        tenant=request.tenant.name if request.tenant is not None else "",
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=sampling.replace(),
+        tenant=tenant,
         decode=lambda token_ids: renderer.decode(list(token_ids), skip_special_tokens=False),
         encode=lambda text: renderer.render_continuation(text, max_tokens=len(text) + 1),
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.generation import Generation
 from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.responses import Usage
 from quire.interfaces.server.openai.work import Work, pieces_of
@@ -52,7 +52,7 @@ class MessageAnswer:
         self._texts: list[str] | None = None
         self._last: OutputDelta | None = None
 
-    def generating(self) -> AbstractAsyncContextManager[Generation]:
+    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
         return self._work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from msgspec.json import encode as encode_json
 
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.generation import Generation
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
@@ -99,7 +99,7 @@ class ChatAnswer:
         # of the prompt, whose first token has none
         self._scores: PromptLogprobs = [None]
 
-    def generating(self) -> AbstractAsyncContextManager[Generation]:
+    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
         return self._work.generating()
 
     # ------------------------------------------------------------------------------------------ to bytes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from msgspec.json import encode as encode_json
 
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.generation import Generation
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
@@ -79,7 +79,7 @@ class Continuations:
         # what stands around the text of each choice, where nothing else can be in an event
         self._frames = [self._frame(number) if is_text_alone else None for number in range(work.num_choices)]
 
-    def generating(self) -> AbstractAsyncContextManager[Generation]:
+    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
         return self._work.generating()
 
     def _builder(self) -> CompletionLogprobsBuilder | None:

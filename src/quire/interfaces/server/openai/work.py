@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
+from quire.engine_client import Stream
 from quire.errors import ContextLengthError, RequestError
+from quire.hooks import HookedRequest
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.generation import Generation
-from quire.interfaces.hooks.guarded_stream import STOPPED
+from quire.interfaces.hooks.guarded_stream import STOPPED, hooked_request
+from quire.interfaces.hooks.judged_calls import JudgedCalls
+from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
@@ -32,6 +35,7 @@ from quire.renderer import RenderedPrompt
 from quire.renderer.output_formats import AnswerFormats
 from quire.renderer.output_parsing.answer import Content, Piece
 from quire.renderer.output_parsing.parser import OutputParser
+from quire.sampling_params import SamplingParams
 
 logger = logging.getLogger("quire.server")
 
@@ -150,7 +154,7 @@ class Work:
             self.reservation.close()
 
     @asynccontextmanager
-    async def generating(self) -> AsyncIterator[Generation]:
+    async def generating(self) -> AsyncIterator[Stream[OutputDelta]]:
         """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
         trace = current_trace.get()
         if trace is not None:
@@ -158,12 +162,29 @@ class Work:
         with closing(self.accepted()) as reservation, within_time(self.caller.admission, reservation):
             watch = _Watch(self, reservation)
             try:
-                generation = await self.model.engine.open_all(self.prepared, watch)
+                generation = self._with_judged_calls(await self.model.engine.open_all(self.prepared, watch))
             except BaseException as error:
                 watch.end("error" if isinstance(error, Exception) else "abort")
                 raise
             async with aclosing(generation):
                 yield generation
+
+    def _with_judged_calls(self, generation: Stream[OutputDelta]) -> Stream[OutputDelta]:
+        """Where hooks are to see calls of tools before a client does."""
+        hooks = self.model.engine.hooks
+        if self.formats is None or not hooks.judging_calls:
+            return generation
+        sampling = self.params if isinstance(self.params, SamplingParams) else self.params.sampling_params()
+        tenant = self.caller.tenancy.name if self.caller.tenancy is not None else ""
+
+        def request_of(index: int) -> HookedRequest:
+            number = index // self.params.n
+            prepared = self.prepared[number]
+            # a turn of a session gets its number later
+            request_id = prepared.request.request_id if isinstance(prepared, PreparedRequest) else -1
+            return hooked_request(request_id, self.prompts[number], sampling, tenant, self.model.renderer)
+
+        return JudgedCalls(generation, hooks, request_of)
 
     async def usage(self) -> Usage:
         """When all was seen. The thoughts of long answers are counted beside the event loop."""

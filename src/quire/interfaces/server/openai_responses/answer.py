@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.generation import Generation
 from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.chunks import obfuscation
 from quire.interfaces.server.openai.logprobs import chat_logprobs
@@ -61,7 +61,7 @@ class ResponseAnswer:
         """The last event says all; nobody waits for a [DONE] here. Kept, it would hold this answer in a ring."""
         return StreamDialect(closing=b"", error_event=self._failed)
 
-    def generating(self) -> AbstractAsyncContextManager[Generation]:
+    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
         return self.work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order
