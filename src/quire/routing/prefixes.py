@@ -22,15 +22,22 @@ class HeldPrefixes:
         # with how many requests a block is on its way: (block, replica) -> count, and the same as bits
         self._num_coming: dict[tuple[int, int], int] = {}
         self._coming: dict[int, int] = {}
+        self._bits: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._told)
 
     def stored(self, replica: int, blocks: Iterable[int]) -> None:
         told = self._told
-        bit = 1 << replica
+        bit = self._bit(replica)
         for block in blocks:
-            told[block] = told.get(block, 0) | bit
+            if told.setdefault(block, bit) is not bit:
+                told[block] |= bit
+
+    def _bit(self, replica: int) -> int:
+        """One object of each replica, which all blocks share that nobody else holds: with a thousand of them a number
+        takes more memory than its place."""
+        return self._bits.setdefault(replica, 1 << replica)
 
     def removed(self, replica: int, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -44,11 +51,12 @@ class HeldPrefixes:
 
     def comes(self, replica: int, blocks: Sequence[int]) -> None:
         """A request with these blocks was sent there."""
-        bit = 1 << replica
+        bit = self._bit(replica)
         for mark in _marks(len(blocks)):
             block = blocks[mark - 1]
             self._num_coming[block, replica] = self._num_coming.get((block, replica), 0) + 1
-            self._coming[block] = self._coming.get(block, 0) | bit
+            if self._coming.setdefault(block, bit) is not bit:
+                self._coming[block] |= bit
 
     def came(self, replica: int, blocks: Sequence[int]) -> None:
         """It is over: what has become of them the replica has told."""

@@ -9,7 +9,7 @@ called when a step is over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.chain_hashes import public_name
@@ -35,12 +35,11 @@ class _Content:
 
 
 @dataclass(slots=True)
-class _State:
+class _Change:
     # a block is found under the name now
-    is_there: bool = False
-    # and outside they believe so
-    is_told: bool = False
-    content: _Content | None = field(default=None)
+    is_there: bool
+    # of one that is not told of yet
+    content: _Content | None = None
 
 
 class CacheChangeLog:
@@ -62,9 +61,10 @@ class CacheChangeLog:
         self._block_size = block_size
         self._digest = digest
         self._tells_contents = tells_contents
-        self._states: dict[bytes, _State] = {}
-        # in the order in which they changed
-        self._changed: dict[bytes, None] = {}
+        # names of which they know outside: nearly as many as blocks, and a dict takes half of what a set does
+        self._told: dict[bytes, None] = {}
+        # since then, in the order in which they changed
+        self._changed: dict[bytes, _Change] = {}
         self._is_cleared = False
 
     @staticmethod
@@ -76,12 +76,11 @@ class CacheChangeLog:
     def stored(self, group: int, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
         """Block `index` of this sequence has got the name hashes[index]."""
         name = hashes[index]
-        if group != self._group or name in self._states:
+        if group != self._group or name in self._told or name in self._changed:
             return
         parent = hashes[index - 1] if index else None
         content = self._content_of(sequence, index, parent) if self._tells_contents else _Content(parent, [], 0, "")
-        self._changed[name] = None
-        self._states[name] = _State(is_there=True, content=content)
+        self._changed[name] = _Change(is_there=True, content=content)
 
     def _content_of(self, sequence: Sequence, index: int, parent: bytes | None) -> _Content:
         size = self._block_size
@@ -107,16 +106,19 @@ class CacheChangeLog:
 
     def cleared(self) -> None:
         """No block is found under any key."""
-        self._states.clear()
+        self._told.clear()
         self._changed.clear()
         self._is_cleared = True
 
     def _change(self, key: BlockKey, *, is_there: bool) -> None:
         group, name = key
         # a checkpoint of a state, and the end of an answer, are no part of a chain
-        if group == self._group and (state := self._states.get(name)) is not None:
-            state.is_there = is_there
-            self._changed[name] = None
+        if group != self._group:
+            return
+        if (change := self._changed.get(name)) is not None:
+            change.is_there = is_there
+        elif name in self._told:
+            self._changed[name] = _Change(is_there)
 
     def take(self) -> list[KVEvent]:
         """What has changed, earliest first; a chain of new blocks is one event."""
@@ -127,20 +129,18 @@ class CacheChangeLog:
         changed = self._changed
         self._changed = {}
         last = b""
-        for name in changed:
-            state = self._states[name]
-            if state.is_there and not state.is_told:
-                last = self._tell_stored(events, name, state, last)
-            elif not state.is_there and state.is_told:
+        told = self._told
+        for name, change in changed.items():
+            if change.is_there and name not in told:
+                assert change.content is not None
+                last = self._tell_stored(events, name, change.content, last)
+                told[name] = None
+            elif not change.is_there and name in told:
                 self._tell_removed(events, name)
-            state.is_told = state.is_there
-            if not state.is_there:
-                del self._states[name]
+                del told[name]
         return events
 
-    def _tell_stored(self, events: list[KVEvent], name: bytes, state: _State, last: bytes) -> bytes:
-        content = state.content
-        assert content is not None
+    def _tell_stored(self, events: list[KVEvent], name: bytes, content: _Content, last: bytes) -> bytes:
         event = events[-1] if events else None
         keys = (content.other,) if content.other else None
         if isinstance(event, BlockStored) and content.parent == last and event.lora_id == (content.adapter or None):
@@ -159,8 +159,6 @@ class CacheChangeLog:
                     extra_keys=[keys],
                 )
             )
-        # outside they know it now; here its name is enough
-        state.content = None
         return name
 
     @staticmethod
