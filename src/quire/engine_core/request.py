@@ -67,13 +67,10 @@ class Sequence:
         self.earlier_drafts = (0, 0)
         # The decoding method wants to see its tokens, in whatever row: it may fork. It says when it has seen enough.
         self.is_watched = request.num_sequences > 1 and not request.shape.num_candidates
+        # nobody can find its blocks: it has no sibling, and no cache keeps them
+        self.is_unnamed = request.is_private and request.num_sequences == 1 and request.message.keep is None
         self._prompt = prompt
         self._rows: Rows | None = None
-
-    @property
-    def is_unnamed(self) -> bool:
-        """Nobody can find its blocks: it has no sibling, and no cache keeps them."""
-        return self.request.is_private and self.request.num_sequences == 1 and self.request.message.keep is None
 
     @property
     def is_begun(self) -> bool:

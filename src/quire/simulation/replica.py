@@ -212,16 +212,16 @@ class Replica:
     def _count_many(self, num_rows: int, times: Floats, held: IntArray) -> None:
         """As `_count` would, step by step."""
         self._last_done_at = float(times[-1])
-        seconds = np.diff(times)
+        num_steps = len(times) - 1
         did = self.work
-        did.busy_seconds = _sum(did.busy_seconds, seconds)
-        did.num_steps += len(seconds)
-        did.num_tokens += num_rows * len(seconds)
-        did.rows_by_step += num_rows * len(seconds)
-        did.row_seconds = _sum(did.row_seconds, num_rows * seconds)
-        did.block_seconds = _sum(did.block_seconds, held * seconds)
-
-
-def _sum(start: float, values: Floats) -> float:
-    """One after the other, so that the bits are those of a loop."""
-    return float(np.add.accumulate(np.concatenate([[start], values]))[-1])
+        did.num_steps += num_steps
+        did.num_tokens += num_rows * num_steps
+        did.rows_by_step += num_rows * num_steps
+        sums = np.empty((3, num_steps + 1))
+        sums[:, 0] = did.busy_seconds, did.row_seconds, did.block_seconds
+        seconds = np.subtract(times[1:], times[:-1], out=sums[0, 1:])
+        np.multiply(num_rows, seconds, out=sums[1, 1:])
+        np.multiply(held, seconds, out=sums[2, 1:])
+        # one after the other, so that the bits are those of a loop
+        sums = np.add.accumulate(sums, axis=1)
+        did.busy_seconds, did.row_seconds, did.block_seconds = sums[:, -1].tolist()

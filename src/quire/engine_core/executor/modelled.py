@@ -127,7 +127,6 @@ class ModelledExecutor:
         # called with what was decided, what it comes to and when it is done
         self.on_step: Callable[[SchedulerOutput, StepWork, float], None] | None = None
         self.num_steps = 0
-        self.busy_seconds = 0.0
         self._num_stages = num_stages
         self._vocab_size = vocab_size
         self._drafts = drafts or DraftQuality()
@@ -192,17 +191,17 @@ class ModelledExecutor:
             attention_pairs=pairs + later * more[1],
         )
         begin = max(self._free_at, self.clock.now())
-        seconds = np.broadcast_to(np.asarray(self.costs.seconds(work), dtype=np.float64), (num_steps,))
+        times = np.empty(num_steps + 1)
+        times[0] = begin
+        times[1:] = self.costs.seconds(work)
         # one after the other, as a clock would add them
-        times: Floats = np.add.accumulate(np.concatenate([[begin], seconds]))
-        return times
+        return np.add.accumulate(times, out=times)
 
     def advance(self, rows: IntArray, times: Floats) -> IntArray:
         """Makes steps that were foreseen, from the first on; what each row samples in them, [rows, steps]."""
         num_steps = len(times) - 1
         token_ids = self._rows.sample_many(rows, num_steps, self._vocab_size)
         self.num_steps += num_steps
-        self.busy_seconds = float(np.add.accumulate(np.concatenate([[self.busy_seconds], np.diff(times)]))[-1])
         self._free_at = self._last_done_at = float(times[-1])
         self.clock.wait_until(self._free_at)
         return token_ids
@@ -227,7 +226,6 @@ class ModelledExecutor:
         """Each stage takes its part of a step, and is free for the next one then."""
         begins = max(self._free_at, self.clock.now())
         self.num_steps += 1
-        self.busy_seconds += seconds
         self._free_at = begins + seconds / self._num_stages
         self._last_done_at = max(self._last_done_at, begins + seconds)
         return self._last_done_at

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Values
 
 import numpy as np
 
@@ -22,8 +23,8 @@ class BlockMoves:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._writes: list[tuple[int, int, int, int]] = []
-        self._write_columns: list[IntArray] = []
+        # columns of (group, row, index, block), in the order in which they were said
+        self._writes: list[IntArray] = []
         # by where it goes: what was on its way to a place that has changed hands since is not needed any more
         self._block_by_host_block: dict[int, int] = {}
         self._host_block_by_block: dict[int, int] = {}
@@ -39,24 +40,31 @@ class BlockMoves:
     def are_pending(self) -> bool:
         """The next step has something to move, or to free behind a copy."""
         return bool(
-            self._writes or self._write_columns or self._source_by_copy or self._block_by_host_block
-            or self._host_block_by_block or self.late_releases
+            self._writes or self._source_by_copy or self._block_by_host_block or self._host_block_by_block
+            or self.late_releases
         )  # fmt: skip
 
-    def write(self, group: int, row: int, start: int, blocks: Iterable[int]) -> None:
+    def write(self, group: int, row: int, start: int, blocks: Values[int] | Blocks) -> None:
         """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
-        self._writes.extend((group, row, start + i, max(block, 0)) for i, block in enumerate(blocks))
+        if not len(blocks):
+            return
+        columns = np.empty((4, len(blocks)), dtype=np.int64)
+        columns[0] = group
+        columns[1] = row
+        columns[2] = np.arange(start, start + len(blocks))
+        columns[3] = blocks
+        np.maximum(columns[3], 0, out=columns[3])
+        self._writes.append(columns)
 
     def write_one_each(self, rows: IntArray, indices: list[int], blocks: list[int]) -> None:
-        """One entry for each of many rows, in group 0; before whatever `write` says of the same rows."""
-        self._write_columns.append(np.array([np.zeros(len(rows), dtype=np.int64), rows, indices, blocks]))
+        """One entry for each of many rows, in group 0."""
+        self._writes.append(np.array([np.zeros(len(rows), dtype=np.int64), rows, indices, blocks]))
 
     def drop_writes(self, row: int) -> None:
         """Whose entries these were holds nothing any more, and a fork, which the worker does first, may get the row."""
         if self._writes:  # seldom: what a step has decided is taken before anybody ends
-            self._writes = [write for write in self._writes if write[1] != row]
-        if self._write_columns:
-            self._write_columns = [columns[:, columns[1] != row] for columns in self._write_columns]
+            others = (columns[:, columns[1] != row] for columns in self._writes)
+            self._writes = [columns for columns in others if columns.size]
 
     def copy(self, source: int, target: int) -> None:
         # A block that is itself copied in this step is not yet filled: copy from where its content comes.
@@ -133,10 +141,8 @@ class BlockMoves:
 
     def take_into(self, step: SchedulerOutput) -> None:
         """Everything since the last call belongs to this step."""
-        if self._write_columns or self._writes:
-            columns = [*self._write_columns, _columns(self._writes)] if self._writes else self._write_columns
-            step.block_writes = np.concatenate(columns, axis=1)
-            self._write_columns = []
+        if self._writes:
+            step.block_writes = np.concatenate(self._writes, axis=1)
             self._writes = []
         if self._block_by_host_block:
             step.swapped_out = _columns((block, host) for host, block in self._block_by_host_block.items())

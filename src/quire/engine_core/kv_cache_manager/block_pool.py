@@ -95,8 +95,13 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
-        num_evicted = max(0, num_blocks - len(self._free))
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
+        free = self._free
+        start = max(0, len(free) - num_blocks)
+        blocks = free[start:][::-1]
+        del free[start:]
+        num_evicted = num_blocks - len(blocks)
+        # each of these may give others back
+        blocks += [self._free.pop() if self._free else self._evict() for _ in range(num_evicted)]
         self.counts[blocks] = 1
         self._num_out_of_reach += num_blocks
         self.recorder.allocated(blocks, num_evicted)
@@ -128,7 +133,9 @@ class BlockPool:
         self._num_out_of_reach -= self._num_offered(blocks, counts)
         released = blocks[counts == 0].tolist()
         num_free = len(self._free)
-        for block in released:
+        if not self._block_by_key:  # nobody has a name
+            self._free += released
+        for block in released if self._block_by_key else ():
             key = self._keys[block]
             if key is None:
                 self._free.append(block)

@@ -262,7 +262,7 @@ class KVCacheManager:
         table = sequence.block_tables[number]
         num_missing = target - len(table)
         if num_missing > 0:
-            blocks = self.pool.allocate(num_missing)
+            blocks = int_array(self.pool.allocate(num_missing))
             self.moves.write(number, sequence.row, len(table), blocks)
             table.extend(blocks)
 

@@ -73,12 +73,16 @@ class SteadyGrowth:
         """In so many steps of one token for each of these, at most num_steps, every block that is needed can be had and
         is a fresh one. 0: one of them is special."""
         size = self._manager.block_size
-        lengths = np.array([len(sequence.block_tables[0]) for sequence in sequences])
-        until = self._rows.writable_until[rows]
-        if not self._is_simple or (until != lengths * size).any() or not self._are_named(rows, sequences):
+        if not self._is_simple:
             return 0
-        room = until - self._rows.num_computed[rows]
+        ends = np.array([len(sequence.block_tables[0]) * size for sequence in sequences])
+        until = self._rows.writable_until[rows]
+        if np.count_nonzero(until != ends) or not self._are_named(rows, sequences):
+            return 0
         available = self._manager.pool.num_available
+        if len(rows) * (num_steps // size + 1) <= available:
+            return num_steps
+        room = until - self._rows.num_computed[rows]
         while num_steps and int(_num_blocks(num_steps - room, size).sum()) > available:
             num_steps //= 2
         return num_steps
@@ -90,8 +94,9 @@ class SteadyGrowth:
         computed = self._rows.num_computed[rows] - num_steps
         until = self._rows.writable_until[rows]
         num_new = _num_blocks(computed + num_steps - until, size)
+        ends = num_new.cumsum()
         which = np.arange(len(rows)).repeat(num_new)
-        within = np.arange(len(which)) - (num_new.cumsum() - num_new).repeat(num_new)
+        within = np.arange(len(which)) - (ends - num_new).repeat(num_new)
         # counted from the first of these steps
         taken_in = (until - computed)[which] + within * size
         held = self._manager.pool.num_held + np.bincount(taken_in, minlength=num_steps).cumsum()
@@ -100,8 +105,11 @@ class SteadyGrowth:
             self._take_and_name(rows, sequences, computed, which, taken_in)
         elif len(which):
             blocks = np.array(self._manager.pool.allocate(len(which)))
-            for number in np.flatnonzero(num_new).tolist():
-                sequences[number].block_tables[0].extend(blocks[which == number])
+            start = 0
+            for sequence, end in zip(sequences, ends.tolist(), strict=True):
+                if end > start:
+                    sequence.block_tables[0].extend(blocks[start:end])
+                    start = end
         self._rows.set_named(rows, np.maximum(self._rows.num_named[rows], (computed + num_steps) // size))
         return held
 
@@ -131,10 +139,10 @@ class SteadyGrowth:
     def _are_named(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """As far as they are computed."""
         named = self._rows.num_named[rows]
-        if (named < self._rows.num_computed[rows] // self._manager.block_size).any():
+        if np.count_nonzero(named < self._rows.num_computed[rows] // self._manager.block_size):
             return False
         lengths = zip(sequences, named.tolist(), strict=True)
-        return all(one.is_unnamed or len(one.block_hashes) == length for one, length in lengths)
+        return not any(not one.is_unnamed and len(one.block_hashes) != length for one, length in lengths)
 
 
 def _num_blocks(num_tokens: IntArray, block_size: int) -> IntArray:

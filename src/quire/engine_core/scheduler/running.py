@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
@@ -67,7 +68,9 @@ class Running:
         return sequence
 
     def sequences_at(self, rows: IntArray) -> list[Sequence]:
-        return [self.sequence_at(row) for row in rows.tolist()]
+        sequences = [self._sequences[row] for row in rows.tolist()]
+        assert None not in sequences, f"some of the rows {rows.tolist()} have no sequence"
+        return cast("list[Sequence]", sequences)
 
     def find(self, row: int) -> Sequence | None:
         """None also for a row that does not exist."""
