@@ -5,8 +5,10 @@ Used for tables that must be wide enough for the longest sequence in every row, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,8 @@ _NO_RESERVE = 0x4000
 _HUGE_PAGE = 2 << 20
 # Linux 5.14: commits pages as if each had been written to.
 _MADV_POPULATE_WRITE = 23
+# A tenth of a core beside a thread that computes; less, and that one could wait for locks of the system that this holds.
+_NICENESS = 10
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike, *, use_huge_pages: bool = False) -> npt.NDArray[Any]:
@@ -49,6 +53,9 @@ def commit_ahead(arrays: Sequence[npt.NDArray[np.uint8]], num_bytes: int) -> Non
 
 
 def _commit(madvise: Any, arrays: Sequence[npt.NDArray[np.uint8]], share: int) -> None:
+    # Steps have begun. A rank with a core of its own would share it half and half, and all others would wait for it.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     # A huge page of each at a time: the first tokens of a sequence need the beginning of every array.
     for offset in range(0, share, _HUGE_PAGE):
         for array in arrays:
