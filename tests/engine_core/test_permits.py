@@ -124,6 +124,27 @@ def test_beams_do_not_wait() -> None:
     assert "not together with beams" in str(core.ends[sequence_id_of(1, 0)].error)
 
 
+@pytest.mark.parametrize("options", [*WAYS, {"num_host_blocks": 64, "preemption_mode": "swap"}])
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 1}, {"num_blocks": 8}])
+def test_who_waits_stands_in_nobodys_way(limits: dict[str, int], options: dict[str, Any]) -> None:
+    """Its judge may need the row and the blocks that it has."""
+    core = CoreUnderTest(**{**options, **limits})
+    plain = CoreUnderTest()
+    for one in (core, plain):
+        one.add(1, list(range(3, 20)), max_tokens=6, request={"permitted": 2} if one is core else {})
+    run_until_idle(core)
+    watched = sequence_id_of(1, 0)
+    for number, permitted in enumerate((4, 6)):
+        core.add(7 + number, list(range(30, 47)), max_tokens=2)
+        core.run()
+        assert core.ends[sequence_id_of(7 + number, 0)].finish_reason == "length"
+        core.core.permit(PermitTokens(request_id=1, index=0, num_tokens=permitted))
+        core.run()
+    plain.run()
+    assert core.tokens[watched] == plain.tokens[watched]
+    core.assert_empty()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_permits_change_no_token(seed: int) -> None:
     """Few blocks, so that who waits gives way and comes back; several samples; with and without swap space."""

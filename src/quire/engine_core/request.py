@@ -139,6 +139,13 @@ class Sequence:
         self._rows.extend(self.row, tokens)
 
 
+def _has_no_permit(sequence: Sequence) -> bool:
+    """It may sample nothing, and nothing that was sampled is on its way."""
+    limit = sequence.request.num_sent_tokens + (sequence.num_permitted or 0)
+    num_total = sequence.num_total_tokens
+    return sequence.num_permitted is not None and num_total >= limit and sequence.num_known_tokens == num_total
+
+
 class Shape(Protocol):
     """What a request needs to know of its decoding method."""
 
@@ -223,10 +230,13 @@ class Request:
 
     @property
     def waits_for_input(self) -> bool:
-        """Everything that has come of its input is computed, or was before it gave way; and more is to come."""
-        return not self.is_final and (
-            self.parked_with == self.num_prompt_tokens
-            or all(sequence.num_computed_tokens == sequence.num_total_tokens for sequence in self.sequences.values())
+        """Everything that has come of its input is computed, or was before it gave way; and more is to come. A permit
+        is input, too: who waits for one has computed all but its last token."""
+        if self.is_final and (self.message.permitted is None or not all(map(_has_no_permit, self.sequences.values()))):
+            return False
+        num_left = int(self.is_final)
+        return self.parked_with == self.num_prompt_tokens or all(
+            one.num_computed_tokens >= one.num_total_tokens - num_left for one in self.sequences.values()
         )
 
     @property

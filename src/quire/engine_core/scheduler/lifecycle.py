@@ -100,7 +100,7 @@ class Lifecycle:
         in_flight: StepsInFlight,
     ) -> None:
         self.requests: dict[int, Request] = {}
-        # those of whose prompts more may come
+        # those of whose prompts more may come, and those that need permits
         self.open_inputs: dict[int, Request] = {}
         self.queues = WaitingQueues()
         self._shares = self.queues.shares
@@ -151,7 +151,7 @@ class Lifecycle:
         self.num_arrivals += 1
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
-        if not request.is_final:
+        if not request.is_final or message.permitted is not None:
             self.open_inputs[request.request_id] = request
         self.queues.add(request)
         if self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
@@ -176,7 +176,7 @@ class Lifecycle:
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
-        if is_final:
+        if is_final and request.message.permitted is None:
             del self.open_inputs[request_id]
         if self._refuse(request, self._admission.reason_of_kind(request)):
             return
