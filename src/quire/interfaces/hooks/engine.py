@@ -7,8 +7,10 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.interfaces.engine_calls import EngineCalls
+from quire.interfaces.hooks.inside import within_a_hook
 from quire.interfaces.requests import PreparedRequest
 from quire.outputs import EmbeddingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
 _T = TypeVar("_T")
@@ -17,7 +19,7 @@ _T = TypeVar("_T")
 class AskedEngine(EngineCalls, Protocol):
     """As much of an AsyncLLM as it needs."""
 
-    async def embed(self, prompt: Any) -> EmbeddingRequestOutput: ...
+    async def embed(self, prompt: Any, pooling_params: PoolingParams | None) -> EmbeddingRequestOutput: ...
     async def prepare(self, prompt: Any, sampling_params: SamplingParams | None) -> PreparedRequest: ...
 
 
@@ -26,9 +28,11 @@ class EngineOfHooks:
         self._engine = engine
         self._loop = loop
 
-    def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[list[float]]:
+    def embed(self, prompts: Sequence[str | Sequence[int]], pooling: str | None = None) -> list[list[float]]:
+        params = PoolingParams(pooling=pooling)
+
         async def all_of_them() -> list[EmbeddingRequestOutput]:
-            return await asyncio.gather(*(self._engine.embed(_prompt(one)) for one in prompts))
+            return await asyncio.gather(*(self._engine.embed(_prompt(one), params) for one in prompts))
 
         return [output.outputs.embedding for output in self._wait(all_of_them())]
 
@@ -40,7 +44,9 @@ class EngineOfHooks:
         return self._wait(whole()).outputs[0].text
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with within_a_hook():
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result()
 
 
 def _prompt(prompt: str | Sequence[int]) -> Any:
