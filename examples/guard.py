@@ -1,4 +1,4 @@
-"""A judge that is a part of the engine it judges: a linear head over the model's own vectors ends answers in mid-stream.
+"""A judge that is a part of the engine it judges: a linear head over its own vectors ends answers in mid-stream.
 
 python examples/guard.py
 
