@@ -11,7 +11,9 @@ with `fetch` it is looked for, and waited for although it may not be there yet. 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -20,6 +22,9 @@ from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.scheduler.transfers import Fetch, Transfers
 from quire.kv_connectors.connector import STEP_DATA, BlockSpill, NamedBlocks, NoSchedulerHalf, StepTransfers
 from quire.messages import KVTransfer
+
+# of those that have asked, in each step
+_NUM_LOOKED_AT = 4
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,10 @@ class SharedBlocks(Transfers):
         self._hasher = manager.cache.hasher
         self._pool = manager.pool
         self._num_groups = len(manager.groups)
-        # those that wait, and those that hold near what they waited for
+        # those that wait; those that hold near what they wait for, or waited; and those that may have begun
         self._waiting: dict[int, Request] = {}
-        self._asked: dict[int, Request] = {}
+        self._asked: OrderedDict[int, Request] = OrderedDict()
+        self._beginning: list[Request] = []
         connector.set_price(manager.block_size * seconds_per_token)
 
     def concerns(self, request: Request) -> bool:
@@ -74,12 +80,28 @@ class SharedBlocks(Transfers):
             return []
         numbers = self._blocks.arrived()
         arrived = [self._waiting.pop(number) for number in numbers if number in self._waiting]
-        # who has begun has loaded it, and who has ended does not
-        for number in [number for number, one in self._asked.items() if one.status is not Status.WAITING]:
-            self._blocks.forget(number)
-            del self._asked[number]
-            self._waiting.pop(number, None)
+        # Who has begun has loaded it. Of who has ended nobody tells: some are looked at in each step.
+        looked_at = [*self._beginning, *islice(self._asked.values(), _NUM_LOOKED_AT)]
+        self._beginning = []
+        for request in looked_at:
+            self._look_at(request)
         return [request for request in arrived if request.status is Status.WAITING]
+
+    def _look_at(self, request: Request) -> None:
+        number = request.request_id
+        if number not in self._asked:
+            return
+        if request.status is Status.WAITING:
+            self._asked.move_to_end(number)
+            return
+        self._blocks.forget(number)
+        del self._asked[number]
+        self._waiting.pop(number, None)
+
+    def begin(self, sequence: Sequence, num_computed: int) -> int:
+        if sequence.request.request_id in self._asked:
+            self._beginning.append(sequence.request)
+        return super().begin(sequence, num_computed)
 
     def wait(self) -> bool:
         if self._waiting:
@@ -113,16 +135,16 @@ class SharedBlocks(Transfers):
         if num_computed % size:
             return 0, []
         # as with any prefix: at least one token is always computed
-        limit = sequence.num_known_tokens - 1
-        hashes = self._hasher.hashes(sequence, limit // size)
-        contents = hashes[num_computed // size :]
-        num_tokens = len(contents) * size
+        end = sequence.num_known_tokens - 1
         transfer = sequence.request.message.transfer
-        if transfer is not None and transfer.fetch is not None:
-            end = min(transfer.num_fetch_tokens, limit)
-            if end % size and end // size == limit // size and end > num_computed:
-                contents = [*contents, self._name_of_end(sequence, end)]
-                num_tokens = end - num_computed
+        is_fetched = transfer is not None and transfer.fetch is not None
+        if transfer is not None and is_fetched:
+            end = min(end, transfer.num_fetch_tokens)
+        contents = self._hasher.hashes(sequence, end // size)[num_computed // size :]
+        num_tokens = len(contents) * size
+        if is_fetched and end % size and end > num_computed:
+            contents = [*contents, self._name_of_end(sequence, end)]
+            num_tokens = end - num_computed
         return num_tokens, [self._blocks.name_of(group, one) for one in contents for group in range(self._num_groups)]
 
     def _name_of_end(self, sequence: Sequence, end: int) -> bytes:

@@ -23,6 +23,8 @@ class HostTier:
         self.num_evicted = 0
         self._blocks: OrderedDict[bytes, Payload] = OrderedDict()
         self._pins: Counter[bytes] = Counter()
+        # of blocks that are here and pinned
+        self._num_pinned_bytes = 0
         # on their way into a cache, whatever becomes of their names
         self._lent: dict[int, list[Payload]] = {}
         self._numbers = itertools.count()
@@ -37,13 +39,17 @@ class HostTier:
                 return False
             self._blocks[name] = payload
             self.num_bytes += payload.nbytes
+            self._num_pinned_bytes += payload.nbytes if name in self._pins else 0
             return True
 
     def _make_room(self, num_bytes: int) -> bool:
+        if self._num_pinned_bytes + num_bytes > self.max_bytes:
+            return False
         while self.num_bytes + num_bytes > self.max_bytes:
-            name = next((one for one in self._blocks if one not in self._pins), None)
-            if name is None:
-                return False
+            name = next(iter(self._blocks))
+            if name in self._pins:
+                self._blocks.move_to_end(name)
+                continue
             self.num_bytes -= self._blocks.pop(name).nbytes
             self.num_evicted += 1
         return True
@@ -71,7 +77,10 @@ class HostTier:
     def pin(self, names: Iterable[bytes]) -> None:
         """None of these leaves, whether it is here or comes later, before it is unpinned as often."""
         with self._lock:
-            self._pins.update(names)
+            for name in names:
+                if name not in self._pins:
+                    self._num_pinned_bytes += self._bytes_of(name)
+                self._pins[name] += 1
 
     def unpin(self, names: Iterable[bytes]) -> None:
         with self._lock:
@@ -79,6 +88,11 @@ class HostTier:
                 self._pins[name] -= 1
                 if not self._pins[name]:
                     del self._pins[name]
+                    self._num_pinned_bytes -= self._bytes_of(name)
+
+    def _bytes_of(self, name: bytes) -> int:
+        payload = self._blocks.get(name)
+        return 0 if payload is None else payload.nbytes
 
     def lend(self, names: list[bytes]) -> int:
         """A number by which these, which are all here, can be taken once."""

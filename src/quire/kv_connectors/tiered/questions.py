@@ -1,12 +1,13 @@
 """What one engine waits for: blocks that are read from the stores into host memory, by threads of their own.
 
-Asked, and answered at once, while a step is decided. A question is over when all that can be had is near, or when its
-wait has been as long as is worth it; then what is near is loaded and the rest is computed. A block that comes too late
-is of use to the next one.
+Asked, and answered at once, while a step is decided. The wait is over when all that can be had is near, or when it has
+been as long as is worth it: then the request takes its place in line, and blocks may go on coming until it begins. What
+is near by then is loaded, and the rest is computed.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
@@ -36,6 +37,9 @@ class _Question:
     names: list[bytes]
     deadline: float
     is_expected: bool
+    # a thread is at it
+    is_read: bool = False
+    # nobody needs the answer any more
     is_over: bool = False
 
 
@@ -50,9 +54,12 @@ class Questions:
         # guards what follows; told of when a question is over
         self._changed = threading.Condition()
         self._open: dict[int, _Question] = {}
+        self._deadlines: list[tuple[float, int]] = []
         self._arrived: list[int] = []
         self._pinned: dict[int, list[bytes]] = {}
-        # whose wait is over while a thread is still at them
+        # by number, until it is forgotten
+        self._asked: dict[int, _Question] = {}
+        # threads at a question whose wait is over: they may hang
         self._num_overdue = 0
         self._counts = Counter(dict.fromkeys(("hits", "misses", "late"), 0))
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="quire-kv-reader")
@@ -72,7 +79,8 @@ class Questions:
             if self._tiers.is_closed or self._num_overdue >= _NUM_READERS:
                 return False
             question = _Question(number, names, self._clock() + self._patience(len(missing)), is_expected)
-            self._open[number] = question
+            self._open[number] = self._asked[number] = question
+            heapq.heappush(self._deadlines, (question.deadline, number))
             self._readers.submit(self._bring, question)
         return True
 
@@ -95,27 +103,28 @@ class Questions:
             return []
         with self._changed:
             now = self._clock()
-            late = [number for number, question in self._open.items() if now >= question.deadline]
-            for number in late:
-                self._end(number)
-            self._counts["late"] += len(late)
             arrived, self._arrived = self._arrived, []
-            return arrived + late
+            while self._deadlines and self._deadlines[0][0] <= now:
+                _, number = heapq.heappop(self._deadlines)
+                if (question := self._open.pop(number, None)) is not None:
+                    self._num_overdue += question.is_read
+                    self._counts["late"] += 1
+                    arrived.append(number)
+            return arrived
 
     def wait(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._arrived, _WAIT_SECONDS)
 
     def forget(self, number: int) -> None:
-        if (names := self._pinned.pop(number, None)) is not None:
-            self._host.unpin(names)
-            with self._changed:
-                self._end(number)
-
-    def _end(self, number: int) -> None:
-        if (question := self._open.pop(number, None)) is not None:
-            question.is_over = True
-            self._num_overdue += 1
+        if (names := self._pinned.pop(number, None)) is None:
+            return
+        self._host.unpin(names)
+        with self._changed:
+            if (asked := self._asked.pop(number, None)) is not None:
+                asked.is_over = True
+            if (question := self._open.pop(number, None)) is not None:
+                self._num_overdue += question.is_read
 
     def statistics(self) -> dict[str, float]:
         with self._changed:
@@ -124,10 +133,14 @@ class Questions:
     # ------------------------------------------------------------------------------------------ of the threads
 
     def _bring(self, question: _Question) -> None:
+        with self._changed:
+            question.is_read = True
+            # one that has waited behind others until now is late, but no thread hangs because of it
+            self._num_overdue += question.number not in self._open
         try:
             while not question.is_over:
                 has_all = self._bring_once(question)
-                if has_all or not question.is_expected:
+                if has_all or not question.is_expected or question.number not in self._open:
                     break
                 time.sleep(_LOOK_AGAIN_SECONDS)
         except Exception:
@@ -136,10 +149,9 @@ class Questions:
             num_missing = len(self._host.missing(question.names))
             with self._changed:
                 self._counts["misses"] += num_missing
-                if question.is_over:
+                if self._open.pop(question.number, None) is None:
                     self._num_overdue -= 1
                 else:
-                    del self._open[question.number]
                     self._arrived.append(question.number)
                 self._changed.notify_all()
 

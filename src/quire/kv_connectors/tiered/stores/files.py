@@ -34,7 +34,8 @@ def open_store(address: str, max_bytes: int) -> Files:
         raise OptionError(f"kv_store={address}: a folder is named from the root on, as in file:///var/cache/quire.")
     folder = Path(unquote(parts.path))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # what lies there says what prompts said
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f"probe-{os.getpid()}-{threading.get_ident()}{_UNFINISHED}"
         probe.touch()
         probe.unlink()
