@@ -35,6 +35,7 @@ FLOORS = {
         ("options", "wire"),
     ),
     "quire.engine_core": (
+        ("recorded_core",),
         ("launch",),
         ("engine_core",),
         ("cache_feed", "observation"),

@@ -150,6 +150,10 @@ class EngineConfig:
     kv_connector: KVConnectorConfig | None = None
     # 0: nothing is recorded
     recorder_bytes: int = 16 * 2**20
+    # the file to which the run is written, how long it may become, and whether tokens are exchanged in it
+    record: str | None = None
+    record_bytes: int = 2**30
+    record_redact: bool = False
     # of all blocks, for what one tenant has named; None: nobody asks whose they are
     tenant_cache_share: float | None = None
     # of models with recurrent layers: tokens between two checkpoints, and what part of all blocks they may take

@@ -311,3 +311,14 @@ class EngineOptions:
         16 * 2**20, "memory that holds the engine's last decisions, which the page and /v1/observe show; 0 for none",
         section="execution", least=0, unit="bytes",
     )  # fmt: skip
+    record: str | None = option(
+        None, "file to which the run is written, for quire replay: all that comes in, decisions and tokens",
+        section="execution",
+    )  # fmt: skip
+    record_bytes: int = option(
+        2**30, "length at which that file ends; the engine goes on", section="execution", least=2**16, unit="bytes"
+    )
+    record_redact: bool = option(
+        False, "exchange tokens and texts in that file, one for one: decisions can be replayed, the model cannot",
+        section="execution",
+    )  # fmt: skip

@@ -153,6 +153,10 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         engine_process=options.engine_process,
         check_invariants=options.check_invariants,
         recorder_bytes=options.recorder_bytes,
+        # the core may stand in another process
+        record=None if options.record is None else str(Path(options.record).expanduser().absolute()),
+        record_bytes=options.record_bytes,
+        record_redact=options.record_redact,
         speculation=speculation,
         kv_connector=connector,
         prefix_hash_key=shared_key("block names") if shares_blocks else b"",

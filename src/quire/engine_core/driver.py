@@ -34,7 +34,7 @@ from quire.messages import (
 if TYPE_CHECKING:
     from quire.config import EngineConfig
 
-DEFAULT_CORE = "quire.engine_core.launch:build_engine_core"
+DEFAULT_CORE = "quire.engine_core.recorded_core:build_core"
 logger = logging.getLogger(__name__)
 
 

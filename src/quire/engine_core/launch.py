@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Set
 
 from quire.chain_hashes import ChainHasher
-from quire.config import EngineConfig, WorkerConfig
+from quire.config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.engine_core import EngineCore
@@ -55,14 +55,16 @@ def build_engine_core(
     *,
     policy: SchedulingPolicy | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
+    make_half: Callable[[KVConnectorConfig | None, CacheLayout], SchedulerHalf | NamedBlocks] = make_scheduler_half,
+    recorder: Recorder | None = None,
 ) -> EngineCore:
-    """The whole core in this process, with workers, a policy and a manager of its own or with those that are given. A
-    user's mistake raises a UserError."""
+    """The whole core in this process, with workers, a policy, a manager, a connector and a recorder of its own or with
+    those that are given. A user's mistake raises a UserError."""
     phases = PhaseTimer()
     policy = policy or _policy(config)  # a wrong name is found before anything is loaded
     failpoint("start_load")
     with phases.measure("load model"):
-        executor = executor or _executor(config.worker)
+        executor = executor or make_executor(config.worker)
     failpoint("start_measure")
     with phases.measure("measure memory"):
         measured = executor.measure_capacity()
@@ -79,7 +81,7 @@ def build_engine_core(
             speculation = _speculation(config, SpeculationCosts(**executor.control("measure_speculation", {})))
     kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
     layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
-    connector = make_scheduler_half(config.kv_connector, layout)
+    connector = make_half(config.kv_connector, layout)
     adapters = EngineAdapters(executor.control, config.max_cpu_loras)
     is_ahead, reason = _runs_ahead(config, measured)
     # a step for each stage of a pipeline, and one that is decided while they run
@@ -96,6 +98,7 @@ def build_engine_core(
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
+        recorder=recorder,
     )
     if depth:
         executor.run_ahead()
@@ -115,7 +118,7 @@ def build_engine_core(
     return core
 
 
-def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
+def make_executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
     if config.grid.size == 1:
         return InProcessExecutor(config)
     return GroupExecutor(config, _placement(config))
@@ -140,10 +143,11 @@ def make_scheduler(
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
+    recorder: Recorder | None = None,
 ) -> Scheduler:
     """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
     rows = Rows(config.max_num_seqs, plan.max_model_len)
-    recorder = _recorder(config)
+    recorder = recorder or _recorder(config)
     pool = BlockPool(
         plan.num_blocks,
         keeps_contents=config.enable_prefix_caching,

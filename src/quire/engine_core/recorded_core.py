@@ -1,0 +1,332 @@
+"""A core whose run is written down: what comes in, what it decides, and what others tell it (observability/run_log.py).
+
+Stands around a core and between it and its executor and connector, so that a core that is not recorded knows nothing
+of it. What was written is read again by simulation/replay.py. It decides nothing, and no time of it reaches the core.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from quire.config import EngineConfig, KVConnectorConfig
+from quire.engine_core.driver import Core
+from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.launch import build_engine_core, make_executor
+from quire.kv_connectors import make_scheduler_half
+from quire.kv_connectors.connector import CacheLayout, Found, NamedBlocks, SchedulerHalf, Tokens
+from quire.messages import (
+    AbortRequests,
+    CacheChanged,
+    ControlCall,
+    EngineOutputs,
+    EngineRequest,
+    ExtendRequest,
+    KVTransfer,
+    SchedulerOutput,
+    StepOutput,
+    WorkerCapacity,
+)
+from quire.observability.redaction import RedactingSink, Redaction
+from quire.observability.run_log import RecordSink, RunLogWriter, free_name
+from quire.observability.run_records import (
+    FORMAT,
+    Answered,
+    Closed,
+    Decided,
+    Died,
+    Failed,
+    Header,
+    Measured,
+    Ready,
+    Received,
+    Settled,
+    StepFailed,
+    Told,
+)
+from quire.version import __version__
+
+Clock = Callable[[], float]
+_PACKAGES = ("torch", "numpy", "transformers", "msgspec")
+
+
+def build_core(config: EngineConfig) -> Core:
+    """The core of a configuration; it is recorded if that says so."""
+    if config.record is None:
+        return build_engine_core(config)
+    log = RunLogWriter(free_name(_of_replica(config)), config.record_bytes, time.monotonic)
+    try:
+        core = record_core(config, make_executor(config.worker), log, log.now, date=_today())
+    except BaseException as error:
+        log.write(Closed(at=log.now(), reason=f"the engine could not start: {error}"))
+        log.close()
+        raise
+    core.ready.recorded_to = str(log.path)
+    core.ready.report.append(f"record: the run is written to {log.path}")
+    core.at_end(log.close)
+    return core
+
+
+def record_core(
+    config: EngineConfig, executor: Executor, sink: RecordSink, clock: Clock, date: str = ""
+) -> RecordedCore:
+    """The core of a configuration, written down from its start. `clock`: seconds since the log began."""
+    if not config.prefix_hash_key:
+        # the core would draw one, and nobody would know it again
+        config = replace(config, prefix_hash_key=secrets.token_bytes(32))
+    shown = config
+    if config.record_redact:
+        sink = RedactingSink(sink, Redaction(config.facts.vocab_size, secrets.token_bytes(32)))
+        shown = replace(config, prefix_hash_key=b"", chat_template=None, pinned_prefixes=None)
+    sink.write(
+        Header(
+            at=clock(),
+            format=FORMAT,
+            version=__version__,
+            date=date,
+            config=shown,
+            model=config.worker.model_as_run,
+            machine=_machine(),
+            is_redacted=config.record_redact,
+        )
+    )
+    recorded = RecordingExecutor(executor, sink, clock)
+
+    def make_half(asked: KVConnectorConfig | None, layout: CacheLayout) -> SchedulerHalf | NamedBlocks:
+        half = make_scheduler_half(asked, layout)
+        return half if asked is None else _recorded_half(half, sink, clock)
+
+    core = build_engine_core(config, recorded, make_half=make_half)
+    sink.write(Ready(at=clock(), ready=core.ready))
+    return RecordedCore(core, executor, sink, clock)
+
+
+class RecordedCore:
+    """Passes on what its driver asks, and writes it down first."""
+
+    def __init__(self, core: EngineCore, workers: Executor, sink: RecordSink, clock: Clock) -> None:
+        self.core = core
+        self.ready = core.ready
+        self._workers = workers
+        self._sink = sink
+        self._clock = clock
+        self._ends: list[Callable[[], None]] = []
+        self.watch_steps = core.watch_steps
+        self.loss_descriptors = core.loss_descriptors
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Called when the core has been shut down."""
+        self._ends.append(end)
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work
+
+    def add(self, request: EngineRequest) -> None:
+        self._sink.write(Received(at=self._clock(), message=request))
+        self.core.add(request)
+
+    def extend(self, extension: ExtendRequest) -> None:
+        self._sink.write(Received(at=self._clock(), message=extension))
+        self.core.extend(extension)
+
+    def abort(self, aborts: AbortRequests) -> None:
+        self._sink.write(Received(at=self._clock(), message=aborts))
+        self.core.abort(aborts)
+
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
+        self._sink.write(Failed(at=self._clock(), request_id=request_id, reason=reason, num_outputs=num_outputs))
+        self.core.fail(request_id, reason, num_outputs)
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name.startswith("worker."):
+            # changes no decision, and the answer is for whoever asked
+            return self._workers.control(name.removeprefix("worker."), args)
+        self._sink.write(Received(at=self._clock(), message=ControlCall(call_id=0, name=name, args=args)))
+        return self.core.control(name, args)
+
+    def step(self) -> EngineOutputs:
+        try:
+            outputs = self.core.step()
+        except BaseException as error:
+            self._sink.write(Died(at=self._clock(), kind=type(error).__name__, reason=str(error)))
+            raise
+        self._sink.write(Settled(at=self._clock()))
+        return outputs
+
+    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
+        self.core.watch_cache(tell)
+
+    def check_workers(self) -> None:
+        self.core.check_workers()
+
+    def shutdown(self) -> None:
+        self.core.shutdown()
+        for end in self._ends:
+            end()
+
+
+class RecordingExecutor:
+    """Passes on what the core asks, and writes the answers down."""
+
+    def __init__(self, inner: Executor, sink: RecordSink, clock: Clock) -> None:
+        self._inner = inner
+        self._sink = sink
+        self._clock = clock
+        self.initialize_cache = inner.initialize_cache
+        self.run_ahead = inner.run_ahead
+        self.loss_descriptors = inner.loss_descriptors
+        self.check_workers = inner.check_workers
+        self.shutdown = inner.shutdown
+
+    def measure_capacity(self) -> WorkerCapacity:
+        capacity = self._inner.measure_capacity()
+        self._sink.write(Measured(at=self._clock(), capacity=capacity))
+        return capacity
+
+    def execute(self, output: SchedulerOutput) -> PendingStep:
+        # before it runs: what it may die of is in the log
+        self._sink.write(Decided.of(output, self._clock()))
+        try:
+            pending = self._inner.execute(output)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return _RecordedStep(pending, self)
+
+    def settle(self, pending: PendingStep) -> StepOutput:
+        try:
+            answer = pending.result()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._sink.write(Answered(at=self._clock(), answer=answer))
+        return answer
+
+    def _fail(self, error: BaseException) -> None:
+        self._sink.write(StepFailed(at=self._clock(), kind=type(error).__name__, reason=str(error)))
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        return _told(self._sink, self._clock, name, lambda: self._inner.control(name, args))
+
+
+class _RecordedStep:
+    def __init__(self, pending: PendingStep, executor: RecordingExecutor) -> None:
+        self._pending = pending
+        self._executor = executor
+
+    def result(self) -> StepOutput:
+        return self._executor.settle(self._pending)
+
+
+def _told(sink: RecordSink, clock: Clock, question: str, ask: Callable[[], Any]) -> Any:
+    try:
+        answer = ask()
+    except Exception as error:
+        sink.write(Told(at=clock(), question=question, kind=type(error).__name__, reason=str(error)))
+        raise
+    sink.write(Told(at=clock(), question=question, answer=answer))
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------- connectors
+
+
+def _recorded_half(half: SchedulerHalf | NamedBlocks, sink: RecordSink, clock: Clock) -> SchedulerHalf | NamedBlocks:
+    """What a store has, and when, is known outside alone."""
+
+    def told(question: str, ask: Callable[[], Any]) -> Any:
+        return _told(sink, clock, question, ask)
+
+    knows_blocks = isinstance(half, NamedBlocks)
+    told("connector", lambda: knows_blocks)
+    return _RecordedBlocks(half, told) if isinstance(half, NamedBlocks) else _RecordedHalf(half, told)
+
+
+_Tell = Callable[[str, Callable[[], Any]], Any]
+
+
+class _RecordedHalf:
+    def __init__(self, inner: SchedulerHalf, told: _Tell) -> None:
+        self._told = told
+        self._inner = inner
+        self.load = inner.load
+        self.statistics = inner.statistics
+
+    def reason_to_refuse(self, transfer: KVTransfer) -> str | None:
+        reason: str | None = self._told("refuse", lambda: self._inner.reason_to_refuse(transfer))
+        return reason
+
+    def find(self, key: str, token_ids: Tokens) -> Found | None:
+        found = self._inner.find(key, token_ids)
+        self._told("find", lambda: None if found is None else found.num_tokens)
+        return found
+
+
+class _RecordedBlocks(NamedBlocks):
+    def __init__(self, inner: NamedBlocks, told: _Tell) -> None:
+        self._inner = inner
+        self._told = told
+
+    def name_of(self, group: int, content: bytes) -> bytes:
+        return self._inner.name_of(group, content)
+
+    def set_price(self, seconds_per_block: float) -> None:
+        self._inner.set_price(seconds_per_block)
+
+    def ask(self, number: int, names: list[bytes], *, is_expected: bool) -> bool:
+        is_worth_it: bool = self._told("ask", lambda: self._inner.ask(number, names, is_expected=is_expected))
+        return is_worth_it
+
+    def arrived(self) -> list[int]:
+        numbers: list[int] = self._told("arrived", self._inner.arrived)
+        return numbers
+
+    def forget(self, number: int) -> None:
+        self._inner.forget(number)
+
+    def wait(self) -> None:
+        self._inner.wait()
+
+    def num_near(self, names: list[bytes]) -> int:
+        number: int = self._told("num_near", lambda: self._inner.num_near(names))
+        return number
+
+    def lend(self, names: list[bytes]) -> Any:
+        return self._inner.lend(names)
+
+    def wants(self, name: bytes) -> bool:
+        is_wanted: bool = self._told("wants", lambda: self._inner.wants(name))
+        return is_wanted
+
+    def statistics(self) -> dict[str, float]:
+        return self._inner.statistics()
+
+
+# ---------------------------------------------------------------------------------------------- the header
+
+
+def _of_replica(config: EngineConfig) -> Path:
+    path = Path(config.record or "")
+    return path if config.data_parallel_size == 1 else path.with_stem(f"{path.stem}-replica{config.replica}")
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _machine() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform(), "processor": platform.processor()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

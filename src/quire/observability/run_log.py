@@ -1,0 +1,252 @@
+"""The log of a run on disk: all that came into an engine core and all that it was told, in order.
+
+    magic, frame, frame, ...     a frame: length and checksum (both u32), then so many bytes: packed records
+    packed records               zlib of: length (u32), record (MessagePack, run_records.py), length, record, ...
+
+A frame holds what came within some milliseconds, so a process that is killed loses no more than that. Whoever records
+never waits: records go into a queue that a thread empties. When the disk is too slow, full, or the log as long as it
+may be, recording ends with a warning and a mark, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import msgspec
+
+from quire.errors import OptionError
+from quire.observability.run_records import Closed, Header, RunRecord, decode_record, encode_record
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"quire run log 1\n"
+_FRAME = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+# how long records are gathered before they are written
+_GATHERING_SECONDS = 0.02
+# of records that wait for the disk
+_MOST_WAITING_BYTES = 64 * 2**20
+_MOST_FRAME_BYTES = 64 * 2**20
+_MOST_UNPACKED_BYTES = 2**30
+_CLOSING_SECONDS = 5.0
+# logs of engines that were started under one name, the newest included
+MOST_LIVES = 4
+# little work, and a tenth of the bytes: columns of small numbers are mostly zeros
+_EFFORT = 1
+
+
+class RecordSink(Protocol):
+    """Where records go."""
+
+    def write(self, record: RunRecord) -> None:
+        """Returns at once."""
+
+
+class RunLogWriter:
+    """One file, from the start of an engine to its end. Called by one thread."""
+
+    def __init__(self, path: Path, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises an OptionError where nothing can be written."""
+        self.path = path
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._began = clock()
+        try:
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by the thread)
+            self._file.write(MAGIC)
+        except OSError as error:
+            raise OptionError(f"record={path}: cannot be written ({error.strerror}). Choose another file.") from None
+        self._waiting: deque[bytes] = deque()
+        # counted by one thread each
+        self._num_given = self._num_written = 0
+        self._has_news = threading.Event()
+        self._is_closing = False
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="quire-run-log", daemon=True)
+        self._thread.start()
+
+    def now(self) -> float:
+        """Seconds since the log began."""
+        return self._clock() - self._began
+
+    @property
+    def is_recording(self) -> bool:
+        return not self._is_over
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Given, and not on the disk yet."""
+        return self._num_given - self._num_written
+
+    def write(self, record: RunRecord) -> None:
+        if self._is_over:
+            return
+        data = encode_record(record)
+        self._waiting.append(data)
+        self._num_given += len(data)
+        if self.num_waiting_bytes > _MOST_WAITING_BYTES:
+            self._is_over = True
+        if not self._has_news.is_set():
+            self._has_news.set()
+
+    def close(self) -> None:
+        """The engine ends in good order. Waits for the disk, but not for ever."""
+        self._is_closing = True
+        self._has_news.set()
+        self._thread.join(_CLOSING_SECONDS)
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        reason = ""
+        # the start of the last frame
+        last = len(MAGIC)
+        try:
+            while not reason:
+                self._has_news.wait()
+                if not self._is_closing:
+                    time.sleep(_GATHERING_SECONDS)
+                is_closing = self._is_closing
+                self._has_news.clear()
+                last = self._file.tell()
+                reason = self._write_waiting()
+                if is_closing and not self._waiting:
+                    break
+        except OSError as error:
+            reason = f"the file cannot be written: {error.strerror}"
+        self._is_over = True
+        if reason:
+            logger.warning("%s: the run is not recorded any further: %s. The engine goes on.", self.path, reason)
+        self._mark(reason, last)
+        self._waiting.clear()
+        self._file.close()
+
+    def _write_waiting(self) -> str:
+        """Why nothing more may be written, or nothing."""
+        batch: list[bytes] = []
+        size = 0
+        while self._waiting and size < _MOST_FRAME_BYTES:
+            data = self._waiting.popleft()
+            batch.append(_LENGTH.pack(len(data)))
+            batch.append(data)
+            size += len(data)
+        if not batch:
+            return ""
+        _write_whole(self._file, _framed(b"".join(batch)))
+        self._num_written += size
+        if self._is_over:
+            return "the disk is too slow"
+        if self._file.tell() >= self._most_bytes:
+            return f"record_bytes={self._most_bytes:,} are full"
+        return ""
+
+    def _mark(self, reason: str, last: int) -> None:
+        """Says how it ended. A full disk has no room for it but where the last frame began."""
+        data = encode_record(Closed(at=self.now(), reason=reason))
+        mark = _framed(_LENGTH.pack(len(data)) + data)
+        try:
+            if reason.startswith("the file"):
+                self._file.truncate(last)
+                self._file.seek(last)
+            _write_whole(self._file, mark)
+        except OSError:
+            # whoever reads it finds that it was cut off
+            return
+
+
+def _framed(records: bytes) -> bytes:
+    packed = zlib.compress(records, _EFFORT)
+    return _FRAME.pack(len(packed), zlib.crc32(packed)) + packed
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def free_name(asked: Path) -> Path:
+    """`run.qlog`, then `run.2.qlog`, `run.3.qlog`: an engine that is started again does not overwrite what its
+    predecessor died of. Of these the oldest go, so that MOST_LIVES are left with the new one."""
+    there = {1: asked} if asked.exists() else {}
+    for file in asked.parent.glob(f"{asked.stem}.*{asked.suffix}"):
+        number = file.name.removeprefix(f"{asked.stem}.").removesuffix(asked.suffix)
+        if number.isdecimal():
+            there[int(number)] = file
+    for oldest in sorted(there)[: max(0, len(there) - MOST_LIVES + 1)]:
+        there[oldest].unlink(missing_ok=True)
+    newest = max(there, default=0)
+    return asked if not newest else asked.with_name(f"{asked.stem}.{newest + 1}{asked.suffix}")
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+class RunLog:
+    """A log that was written, read from its start. `ending` says how it ended, once everything was read."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises an OptionError for what is no log that this version reads."""
+        self.path = path
+        self.ending = ""
+        self._records = self._read()
+        first = next(self._records, None)
+        if not isinstance(first, Header):
+            raise OptionError(f"{path}: nothing was recorded in it ({self.ending or 'it has no header'}).")
+        self.header = first
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        """What follows the header; once."""
+        return self._records
+
+    def _read(self) -> Iterator[RunRecord]:
+        try:
+            with self.path.open("rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise OptionError(f"{self.path}: is no log of a run. Make one: quire serve --record run.qlog.")
+                yield from self._read_frames(file)
+        except OSError as error:
+            raise OptionError(f"{self.path}: cannot be read ({error.strerror}).") from None
+
+    def _read_frames(self, file: BinaryIO) -> Iterator[RunRecord]:
+        self.ending = "it was cut off"
+        while True:
+            at = file.tell()
+            head = file.read(_FRAME.size)
+            if not head:
+                return
+            packed = b""
+            if len(head) == _FRAME.size:
+                length, checksum = _FRAME.unpack(head)
+                packed = file.read(length) if length <= 2 * _MOST_FRAME_BYTES else b""
+            if not packed or len(packed) != length or zlib.crc32(packed) != checksum:
+                self.ending = f"it was cut off or damaged at byte {at:,}"
+                return
+            try:
+                for record in _unpacked(packed):
+                    if isinstance(record, Closed):
+                        self.ending = record.reason or "the engine was ended"
+                    yield record
+            except (msgspec.DecodeError, zlib.error, struct.error) as error:
+                raise OptionError(
+                    f"{self.path}: has a record that Quire of this version does not know ({error}). "
+                    "Read it with the version that wrote it."
+                ) from None
+
+
+def _unpacked(packed: bytes) -> Iterator[RunRecord]:
+    data = zlib.decompressobj().decompress(packed, _MOST_UNPACKED_BYTES)
+    at = 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        yield decode_record(data[at : at + length])
+        at += length
