@@ -2,13 +2,14 @@
 
 import random
 
-import numpy as np
+import msgspec
 import pytest
 
 from quire.config import EngineOptions, resolve
 from quire.engine_core.executor.modelled import VirtualClock
 from quire.engine_core.launch import build_engine_core
 from quire.messages import DecodingSpec, EngineRequest
+from quire.observability.run_records import Decided, encode_record
 from quire.sampling_params import SamplingParams
 from quire.simulation.recorded_run import modelled_worker, record
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -82,34 +83,14 @@ def requests_of(pick, kind):
 
 
 def decision_of(decided):
-    """All that workers are told, but for tokens that the core knows from them."""
-    return (
-        decided.step,
-        [(fork.parent_row, fork.row, fork.sequence_id, fork.num_computed_tokens) for fork in decided.forked],
-        list(decided.released),
-        [(one.row, one.sequence_id, len(one.token_ids), one.num_computed_tokens) for one in decided.admitted],
-        sorted(decided.progress),
-        [(one.row, len(one.token_ids), one.is_final) for one in decided.appended],
-        *(
-            np.asarray(column).tolist()
-            for column in (
-                decided.block_writes,
-                decided.swapped_out,
-                decided.swapped_in,
-                decided.block_copies,
-                decided.rows,
-                decided.num_tokens,
-                *decided.step_data.values(),
-            )
-        ),
-    )
+    return encode_record(msgspec.structs.replace(decided, at=0.0))
 
 
 def simulated(run, config, arrivals, *, with_answers):
     clock = VirtualClock()
     core = build_engine_core(config, modelled_worker(run, config, clock, with_answers=with_answers))
     decisions = []
-    core.watch_steps(lambda decided: decisions.append(decision_of(decided)))
+    core.watch_steps(lambda decided: decisions.append(decision_of(Decided.of(decided, 0.0))))
     for at, request in arrivals:
         while core.has_work and clock.now() < at:
             core.step()

@@ -1,4 +1,4 @@
-"""A run with real workers on this machine, written down: what arrived, what steps took, what workers said.
+"""A run with real workers on this machine, written down as a log has it (observability/run_records.py), in memory.
 
 A simulation that is given the same arrivals and times takes the same decisions (tests/simulation/test_recorded_run.py);
 measured steps are also what a table of costs is fitted to (costs/table.py). Time passes in steps alone: where nothing
@@ -14,23 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config import EngineConfig
-from quire.engine_core.executor.executor import Executor, PendingStep
-from quire.engine_core.executor.in_process import InProcessExecutor
+from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
-from quire.engine_core.launch import build_engine_core
+from quire.engine_core.launch import make_executor
+from quire.engine_core.recorded_core import record_core
 from quire.messages import EngineOutputs, EngineRequest, SchedulerOutput, StepOutput, WorkerCapacity
+from quire.observability.run_records import Answered, Decided, Measured, RunRecord, Told
 from quire.simulation.costs.linear import LinearCosts
 
 
 @dataclass
 class RecordedRun:
-    """What was measured before the first step, and all steps in order."""
+    """The records, in order, and what the steps took."""
 
-    capacity: WorkerCapacity
-    # answers to management operations at the start
-    control: dict[str, Any]
-    decisions: list[SchedulerOutput] = field(default_factory=list)
-    answers: list[StepOutput] = field(default_factory=list)
+    records: list[RunRecord] = field(default_factory=list)
     # from the beginning of a step to that of the next one
     seconds: list[float] = field(default_factory=list)
     # what each step did, as a simulation counts it
@@ -38,59 +35,38 @@ class RecordedRun:
     # when each step was over, and what it brought
     outputs: list[tuple[float, EngineOutputs]] = field(default_factory=list)
 
+    def write(self, record: RunRecord) -> None:
+        self.records.append(record)
 
-class RecordingExecutor:
-    """Passes everything on."""
+    @property
+    def capacity(self) -> WorkerCapacity:
+        return next(record.capacity for record in self.records if isinstance(record, Measured))
 
-    def __init__(self, inner: Executor) -> None:
-        self._inner = inner
-        self.run = RecordedRun(WorkerCapacity(layers=[], available_bytes=0, explanation=""), {})
-        # keeps the numbers of rows beside the worker
-        self._counter: ModelledExecutor | None = None
+    @property
+    def control(self) -> dict[str, Any]:
+        """Answers to management operations."""
+        return {record.question: record.answer for record in self.records if isinstance(record, Told)}
 
-    def measure_capacity(self) -> WorkerCapacity:
-        run = self.run
-        run.capacity = self._inner.measure_capacity()
-        answers = run.answers
-        self._counter = ModelledExecutor(run.capacity, LinearCosts(), answers=lambda step: answers[-1])
-        self._counter.on_step = lambda decided, work, done_at: run.works.append(work)
-        return run.capacity
+    @property
+    def decisions(self) -> list[Decided]:
+        return [record for record in self.records if isinstance(record, Decided)]
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._inner.initialize_cache(groups, num_blocks, num_host_blocks)
-
-    def execute(self, output: SchedulerOutput) -> PendingStep:
-        self.run.decisions.append(output)
-        pending = self._inner.execute(output)
-        self.run.answers.append(pending.result())
-        assert self._counter is not None
-        self._counter.execute(output)
-        return pending
-
-    def run_ahead(self) -> None:
-        raise AssertionError("a recorded run makes one step after the other")
-
-    def control(self, name: str, args: dict[str, Any]) -> Any:
-        self.run.control[name] = self._inner.control(name, args)
-        return self.run.control[name]
-
-    def loss_descriptors(self) -> tuple[int, ...]:
-        return self._inner.loss_descriptors()
-
-    def check_workers(self) -> None:
-        self._inner.check_workers()
-
-    def shutdown(self) -> None:
-        self._inner.shutdown()
+    @property
+    def answers(self) -> list[StepOutput]:
+        return [record.answer for record in self.records if isinstance(record, Answered)]
 
 
 def record(
     config: EngineConfig, arrivals: Iterable[tuple[float, EngineRequest]], inner: Executor | None = None
 ) -> RecordedRun:
-    """Runs these requests, each from its second on, until all have ended."""
-    executor = RecordingExecutor(inner or InProcessExecutor(config.worker))
-    core = build_engine_core(config, executor)
-    run = executor.run
+    """Runs these requests one step after the other, each from its second on, until all have ended."""
+    run = RecordedRun()
+    core = record_core(config, inner or make_executor(config.worker), run, time.perf_counter)
+    decided: list[SchedulerOutput] = []
+    core.watch_steps(decided.append)
+    # keeps the numbers of rows beside the worker
+    counter = ModelledExecutor(run.capacity, LinearCosts(), answers=lambda step: _last_answer(run))
+    counter.on_step = lambda decision, work, done_at: run.works.append(work)
     pending = deque(arrivals)
     now = 0.0
     while pending or core.has_work:
@@ -98,15 +74,20 @@ def record(
             now = max(now, pending[0][0])
         while pending and pending[0][0] <= now:
             core.add(pending.popleft()[1])
-        num_steps = len(run.decisions)
         began = time.perf_counter()
         outputs = core.step()
-        if len(run.decisions) > num_steps:
+        if decided:
             run.seconds.append(time.perf_counter() - began)
             now += run.seconds[-1]
+            counter.execute(decided.pop())
         run.outputs.append((now, outputs))
     core.shutdown()
     return run
+
+
+def _last_answer(run: RecordedRun) -> StepOutput:
+    """Of the step that has just been settled."""
+    return next(record.answer for record in reversed(run.records) if isinstance(record, Answered))
 
 
 class RecordedCosts:

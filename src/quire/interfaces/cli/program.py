@@ -25,6 +25,7 @@ COMMANDS = {
     "run-batch": ("quire.interfaces.cli.run_batch", "answer a file of requests without a server"),
     "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
     "trace": ("quire.interfaces.cli.trace", "save the last decisions of a running server as a trace"),
+    "replay": ("quire.interfaces.cli.replay", "run a recorded run of an engine once more, and say where it differs"),
     "plan": ("quire.interfaces.cli.plan", "say what a model needs and a machine allows, before loading"),
     "simulate": ("quire.interfaces.cli.simulate", "run a trace of requests on devices that are not here"),
     "repro": ("quire.interfaces.cli.repro", "run the figures of the paper on the simulated engine"),
