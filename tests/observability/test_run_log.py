@@ -6,7 +6,7 @@ import pytest
 
 from quire.config import EngineOptions, resolve
 from quire.errors import OptionError
-from quire.messages import AbortRequests
+from quire.messages import AbortRequests, ControlCall
 from quire.observability.run_log import RunLog, RunLogWriter, free_name
 from quire.observability.run_records import FORMAT, Closed, Header, Received
 
@@ -109,6 +109,17 @@ def test_a_slow_disk_holds_nobody_up(writer, monkeypatch):
     found = numbers_in(log)
     assert found == list(range(len(found)))
     assert log.ending == "the disk is too slow"
+
+
+def test_what_no_log_can_hold_ends_the_log_and_nothing_else(writer):
+    writer.write(received(0))
+    message = ControlCall(call_id=0, name="x", args={"content": object()})
+    writer.write(Received(at=1.0, message=message))
+    writer.write(received(1))
+    writer.close()
+    log = RunLog(writer.path)
+    assert numbers_in(log) == [0]
+    assert "does not cross a socket" in log.ending
 
 
 def test_the_last_record_says_why(writer):

@@ -30,6 +30,7 @@ from quire.messages import (
     EngineRequest,
     ExtendRequest,
     KVTransfer,
+    PermitTokens,
     SchedulerOutput,
     StepOutput,
     WorkerCapacity,
@@ -136,6 +137,10 @@ class RecordedCore:
     def extend(self, extension: ExtendRequest) -> None:
         self._sink.write(Received(at=self._clock(), message=extension))
         self.core.extend(extension)
+
+    def permit(self, permit: PermitTokens) -> None:
+        self._sink.write(Received(at=self._clock(), message=permit))
+        self.core.permit(permit)
 
     def abort(self, aborts: AbortRequests) -> None:
         self._sink.write(Received(at=self._clock(), message=aborts))

@@ -21,9 +21,11 @@ from quire.messages import (
     ExtendRequest,
     IntArray,
     KVTransfer,
+    PermitTokens,
     StepOutput,
     ToCore,
     TokenLogprobs,
+    TokenMask,
 )
 from quire.observability.run_log import RecordSink
 from quire.observability.run_records import Answered, Decided, Died, Failed, Received, RunRecord, StepFailed, Told
@@ -89,6 +91,10 @@ class Redaction:
                 return self._request(message)
             case ExtendRequest():
                 return msgspec.structs.replace(message, token_ids=self.tokens(message.token_ids))
+            case PermitTokens():
+                return msgspec.structs.replace(
+                    message, token_ids=self.tokens(message.token_ids), mask=message.mask and self._mask(message.mask)
+                )
             case ControlCall():
                 return msgspec.structs.replace(message, args=self._arguments(message.args))
             case _:
@@ -117,6 +123,10 @@ class Redaction:
             and msgspec.structs.replace(tenant, name=self.name(tenant.name), cache_scope=self.name(tenant.cache_scope)),
         )
 
+    def _mask(self, mask: TokenMask) -> TokenMask:
+        allowed = None if mask.allowed is None else self.tokens(mask.allowed)
+        return TokenMask(banned=self.tokens(mask.banned), allowed=allowed)
+
     def _transfer(self, transfer: KVTransfer) -> KVTransfer:
         return msgspec.structs.replace(
             transfer,
@@ -131,6 +141,7 @@ class Redaction:
             sampling,
             stop=[],
             bad_words=[],
+            logits_processors=None,
             structured_outputs=None,
             stop_token_ids=self.tokens(sampling.stop_token_ids),
             allowed_token_ids=allowed and self.tokens(allowed),

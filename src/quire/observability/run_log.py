@@ -70,6 +70,8 @@ class RunLogWriter:
         self._has_news = threading.Event()
         self._is_closing = False
         self._is_over = False
+        # why, where it is not the thread that ends it
+        self._reason = ""
         self._thread = threading.Thread(target=self._serve, name="quire-run-log", daemon=True)
         self._thread.start()
 
@@ -89,13 +91,23 @@ class RunLogWriter:
     def write(self, record: RunRecord) -> None:
         if self._is_over:
             return
-        data = encode_record(record)
+        try:
+            data = encode_record(record)
+        except Exception as error:  # whatever an extension has put into a message, its engine goes on
+            self._end(f"a record cannot be written: {error}")
+            return
         self._waiting.append(data)
         self._num_given += len(data)
         if self.num_waiting_bytes > _MOST_WAITING_BYTES:
-            self._is_over = True
+            self._end("the disk is too slow")
         if not self._has_news.is_set():
             self._has_news.set()
+
+    def _end(self, reason: str) -> None:
+        """By whoever writes. The thread says so."""
+        self._reason = reason
+        self._is_over = True
+        self._has_news.set()
 
     def close(self) -> None:
         """The engine ends in good order. Waits for the disk, but not for ever."""
@@ -139,11 +151,11 @@ class RunLogWriter:
             batch.append(data)
             size += len(data)
         if not batch:
-            return ""
+            return self._reason
         _write_whole(self._file, _framed(b"".join(batch)))
         self._num_written += size
-        if self._is_over:
-            return "the disk is too slow"
+        if self._reason:
+            return self._reason
         if self._file.tell() >= self._most_bytes:
             return f"record_bytes={self._most_bytes:,} are full"
         return ""

@@ -79,6 +79,8 @@ class Decided(Record, tag="decided", frozen=True):
     progress: list[tuple[int, int]]
     # (row, tokens, whether the input is final)
     appended: list[tuple[int, list[int], bool]]
+    # rows whose choices are restricted otherwise from now on
+    masked: list[int]
     block_writes: np.ndarray
     swapped_out: np.ndarray
     swapped_in: np.ndarray
@@ -104,6 +106,7 @@ class Decided(Record, tag="decided", frozen=True):
             ],
             progress=decision.progress,
             appended=[(more.row, more.token_ids, more.is_final) for more in decision.appended],
+            masked=list(decision.masked),
             block_writes=decision.block_writes,
             swapped_out=decision.swapped_out,
             swapped_in=decision.swapped_in,
@@ -160,7 +163,12 @@ RunRecord: TypeAlias = (
 
 
 def _encode(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else encode_array(value)
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value):
+        # a logits processor of this process: decisions need its name alone
+        return {"name": getattr(value, "__qualname__", type(value).__qualname__)}
+    return encode_array(value)
 
 
 def _decode(kind: type, value: Any) -> Any:

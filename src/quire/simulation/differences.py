@@ -24,6 +24,7 @@ _ENTRIES = {
     "admitted": ("row, sequence, tokens, computed, adapter", 0),
     "progress": ("row, computed", 0),
     "appended": ("row, tokens, is final", 0),
+    "masked": ("row", None),
 }
 # counts of a step say how long things took, among others
 _OF_ANSWERS = ("failures", "candidates", "speculated", "vectors", "logprobs", "prompt_logprobs")
@@ -141,7 +142,7 @@ def _of_entries(
     shown = [str(entries[number]) if number < len(entries) else "nothing" for entries in (before, after)]
     entry = before[number] if number < len(before) else after[number]
     request = "" if place is None else owners.name_of(int(entry[place]))
-    if name == "released":
+    if name in ("released", "masked"):
         request = owners.name_of(int(entry))
     field = f"{name}, entry {number} of {len(before)} ({meaning})"
     return Difference(recorded.step, recorded.at, field, shown[0], shown[1], request)

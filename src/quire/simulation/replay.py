@@ -27,6 +27,7 @@ from quire.messages import (
     EngineRequest,
     ExtendRequest,
     KVTransfer,
+    PermitTokens,
     SchedulerOutput,
     StepOutput,
     ToCore,
@@ -208,6 +209,8 @@ class Replay:
                 _quietly(core.add, message)
             case ExtendRequest():
                 _quietly(core.extend, message)
+            case PermitTokens():
+                _quietly(core.permit, message)
             case AbortRequests():
                 _quietly(core.abort, message)
             case ControlCall():
@@ -349,7 +352,8 @@ def error_of(kind: str, reason: str) -> Exception:
         except TypeError:
             return RuntimeError(reason)
         return error
-    return type(kind, (Exception,), {})(reason)
+    named: type[Exception] = type(kind, (Exception,), {})
+    return named(reason)
 
 
 # ---------------------------------------------------------------------------------------------- connectors
