@@ -10,8 +10,9 @@ KEY = "key-of-the-tests"
 
 
 @pytest.mark.nightly
-def test_two_processes_pass_every_check():
-    with own_server(KEY, "--api-server-count", "2") as (server, _):
+@pytest.mark.parametrize("num_copies", ["1", "2"])
+def test_two_processes_pass_every_check(num_copies):
+    with own_server(KEY, "--api-server-count", "2", "--data-parallel-size", num_copies) as (server, _):
         target = Target(server.wait_ready(300), api_key=KEY)
         results = list(run_checks(target, all_checks()))
         target.close()
