@@ -494,3 +494,12 @@ def test_a_further_process_is_told_of_a_loss_and_of_the_successor():
     link.receive(0)
     link.send(EngineRequest(request_id=2, prompt_token_ids=[1], sampling=sampling))
     assert links[lost].of_kind(EngineRequest)
+
+
+def test_a_further_process_that_has_none_left_hears_of_it():
+    link, _ = attached([1])
+    link.receive(0)
+    link.send(ControlCall(call_id=0, name="replicas.lose", args={"number": 1, "reason": "signal SIGKILL"}))
+    [*_, failure] = link.receive(0)
+    assert (type(failure), failure.error) == (EngineFailed, "signal SIGKILL")
+    assert link.receive(0) == []

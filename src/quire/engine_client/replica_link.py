@@ -121,6 +121,8 @@ class ReplicaLink:
         self._call_ids = itertools.count()
         self._calls: dict[int, tuple[int, FannedCall]] = {}
         self._last_adapter = 0
+        # of cores: number and reason, as its owner tells
+        self._ends: list[tuple[int, str]] = []
         # made here
         self._answers: list[ToClient] = []
         self._tell_loss: Callable[[Loss], None] = lambda loss: None
@@ -300,7 +302,7 @@ class ReplicaLink:
         if name == "replicas.start":
             self._start(call.call_id, args["number"])
         elif name == "replicas.lose":
-            self._lose(args["number"], args["reason"])
+            self._ends.append((args["number"], args["reason"]))
             self._answers.append(ControlReply(call_id=call.call_id, result=True))
         elif name == "replicas.serve":
             self._serve(self._copies[args["number"]])
@@ -380,14 +382,22 @@ class ReplicaLink:
         messages = self._answers
         self._answers = []
         for copy in list(self._copies.values()):
-            for message in copy.link.receive(0):
+            for message in (*copy.link.receive(0), *self._end_of(copy)):
                 self._take(copy, message, messages)
                 if self._is_over:
                     return messages
+                if self._copies.get(copy.number) is not copy:
+                    break
+        self._ends.clear()
         # what was made meanwhile
         messages += self._answers
         self._answers = []
         return messages
+
+    def _end_of(self, copy: _Copy) -> list[EngineFailed]:
+        """One that somebody else has seen; it may have told of it itself."""
+        ends = [reason for number, reason in self._ends if number == copy.number]
+        return [EngineFailed(kind=EngineDeadError.__name__, error=reason) for reason in ends]
 
     def _take(self, copy: _Copy, message: ToClient, messages: list[ToClient]) -> None:
         match message:
@@ -459,12 +469,6 @@ class ReplicaLink:
         messages.append(self._as_one)
 
     # ------------------------------------------------------------------------------------------ losses
-
-    def _lose(self, number: int, reason: str) -> None:
-        """Somebody else has seen its end; it may have told of it itself."""
-        copy = self._copies.get(number)
-        if copy is not None:
-            self._lost(copy, EngineFailed(kind=EngineDeadError.__name__, error=reason), self._answers)
 
     def _lost(self, copy: _Copy, failure: EngineFailed, messages: list[ToClient]) -> None:
         # before the start, what is wrong with one is wrong with all

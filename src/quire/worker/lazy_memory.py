@@ -21,7 +21,7 @@ _NO_RESERVE = 0x4000
 _HUGE_PAGE = 2 << 20
 # Linux 5.14: commits pages as if each had been written to.
 _MADV_POPULATE_WRITE = 23
-# A tenth of a core beside a thread that computes; less, and that one could wait for locks of the system that this holds.
+# A tenth of a core beside a thread that computes; with less that one might wait for locks which this holds.
 _NICENESS = 10
 
 

@@ -178,7 +178,17 @@ class Fleet:
     def _replica_is_lost(self, loss: Loss) -> None:
         self._replicas.discard(loss.replica)
         for process in self._processes.values():
-            process.channel.tell("replica_is_lost", number=loss.replica, reason=loss.reason)
+            self._begin(self._lose(process, loss))
+
+    async def _lose(self, process: Process, loss: Loss) -> None:
+        try:
+            has_others = await process.channel.ask("replica_is_lost", number=loss.replica, reason=loss.reason)
+        except (ChannelClosedError, ChannelError) as error:
+            logger.debug("process %d was not told of a loss: %s", process.seat, error)
+            return
+        if not has_others and process.is_attached:
+            process.is_attached = False
+            await self._attach(process)
 
     def replica_is_back(self, number: int) -> None:
         """Another one serves in the place of one that was lost."""

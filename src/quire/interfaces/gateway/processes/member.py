@@ -132,13 +132,17 @@ class Member:
         await asyncio.wait({starting})
         return not starting.cancelled() and starting.result()
 
-    async def replica_is_lost(self, number: int, reason: str) -> None:
-        """One of several; the others go on."""
+    async def replica_is_lost(self, number: int, reason: str) -> bool:
+        """One of several; says whether this process still has others. It may not have met a successor yet."""
         if self._engine.is_running:
-            await self._engine.control("replicas.lose", {"number": number, "reason": reason})
+            with contextlib.suppress(EngineDeadError):
+                await self._engine.control("replicas.lose", {"number": number, "reason": reason})
+            if self._engine.errored:
+                self._http.pause()
         elif self._starting is not None:
             # it waits for all of them
             self._starting.cancel()
+        return not self._engine.errored
 
     def attach_replica(self, number: int, folder: str) -> bool:
         """Another one in the place of one that was lost. Waits for it in this folder from now on."""
