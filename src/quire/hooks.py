@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from quire.sampling_params import SamplingParams
@@ -33,7 +34,7 @@ class HookedRequest:
     decode: Callable[[Sequence[int]], str] = field(repr=False)
     encode: Callable[[str], list[int]] = field(repr=False)
 
-    @property
+    @cached_property
     def prompt(self) -> str:
         """As text, made of its tokens."""
         return self.decode(self.prompt_token_ids)
@@ -132,6 +133,9 @@ class Hook:
     def open(self, engine: HookEngine) -> None:
         """Called once, before the first request."""
 
+    def close(self) -> None:
+        """The engine has ended."""
+
     def on_admit(self, request: HookedRequest) -> Refusal | None:
         """Before it is sent to the engine."""
         return None
@@ -148,9 +152,13 @@ class Hook:
         """Nobody waits for it."""
 
 
+# those that are asked about requests
+METHODS = ("on_admit", "on_tokens", "on_tool_call", "on_finish")
+
+
 def has(hook: Hook, method: str) -> bool:
     """Whether it says something there."""
-    return getattr(type(hook), method, None) is not getattr(Hook, method)
+    return getattr(getattr(hook, method), "__func__", None) is not getattr(Hook, method)
 
 
 __all__ = [

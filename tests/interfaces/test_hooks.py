@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,13 @@ def answers(llm: LLM, token_ids: list[int], **sampling: Any) -> list[CompletionO
     """What it says after these tokens: they themselves, as often as they fit."""
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": len(token_ids), "ignore_eos": True, **sampling})
     return llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].outputs
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> str:
+    """This file by a name that other processes find."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return Path(__file__).stem
 
 
 @cache
@@ -281,6 +290,56 @@ def test_calls_that_hang_are_replaced_and_then_given_up() -> None:
         assert llm.statistics()["num_hook_calls_lost"] <= 32
         assert threading.active_count() - before < 60
         hook.end.set()
+
+
+# ---- in a process of its own -----------------------------------------------------------------------------------------
+
+
+class Remembering(Hook):
+    """Stops with its third look at a sequence."""
+
+    ahead = 1
+
+    def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+        print("this is no answer")
+        tokens.state["looks"] = tokens.state.get("looks", 0) + 1
+        return Verdict(stop=f"{tokens.request.prompt!r}"[:6], keep=2) if tokens.state["looks"] == 3 else None
+
+
+class Holding(Hook):
+    """Holds the interpreter: no thread beside it gets on."""
+
+    def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+        if tokens.token_ids[0] == 41:
+            re.match("(a+)+b", "a" * 40)
+        return None
+
+
+class Opening(Hook):
+    def open(self, engine: Any) -> None:
+        raise AssertionError("it is never asked")
+
+
+def test_a_hook_in_a_process_keeps_what_belongs_to_a_sequence(named: str) -> None:
+    with hooked_llm(f"{named}:Remembering", hook_process=True, hook_timeout=20.0) as llm:
+        for one in answers(llm, list(range(40, 60)), n=2):
+            assert (one.finish_reason, one.token_ids) == ("content_filter", [40, 41])
+            assert str(one.stop_reason).startswith("'")
+
+
+def test_a_process_that_holds_on_is_ended_and_the_next_question_answered(named: str) -> None:
+    options = {"hook_process": True, "hook_on_failure": "open"}
+    with hooked_llm(f"{named}:Holding", hook_timeout=20.0, **options) as llm:
+        assert len(answers(llm, [40, 42])[0].token_ids) == 2
+        assert llm.statistics()["num_hook_failures_total"] == 0
+    with hooked_llm(f"{named}:Holding", hook_timeout=0.3, **options) as llm:
+        assert len(answers(llm, [41, 42])[0].token_ids) == 2
+        assert llm.statistics()["num_hook_failures_total"] >= 1
+
+
+def test_a_hook_that_asks_the_engine_cannot_be_elsewhere(named: str) -> None:
+    with pytest.raises(OptionError, match="hook_process"):
+        hooks_of(fake_config(hooks=(f"{named}:Opening",), hook_process=True))
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

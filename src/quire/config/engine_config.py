@@ -167,6 +167,7 @@ class EngineConfig:
     hooks: tuple[str, ...] = ()
     hook_timeout: float = 2.0
     hook_on_failure: str = "closed"
+    hook_process: bool = False
     # how many a request may have, and where they may come from
     images: ImageConfig = field(default_factory=ImageConfig)
     # engine cores behind one front, which of them this is, and how the front chooses between them

@@ -226,6 +226,10 @@ class EngineOptions:
         "closed", "where a hook raises or takes too long: nothing is allowed (closed) or everything (open)",
         section="hooks", choices=("closed", "open"),
     )  # fmt: skip
+    hook_process: bool = option(
+        False, "run each hook that was given by name in a process of its own, which is ended where it takes too long; "
+        "it is asked one question at a time", section="hooks",
+    )  # fmt: skip
 
     # images
     limit_mm_per_prompt: Mapping[str, Any] | None = option(

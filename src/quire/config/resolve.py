@@ -165,6 +165,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         hooks=options.hooks,
         hook_timeout=options.hook_timeout,
         hook_on_failure=options.hook_on_failure,
+        hook_process=options.hook_process,
         images=images,
         data_parallel_size=options.data_parallel_size,
         routing_policy=options.routing_policy,

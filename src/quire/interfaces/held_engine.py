@@ -124,6 +124,7 @@ class HeldEngine:
             self.parts.close()
         if self.client is not None:
             self.client.close()
+        self._hooks.close()
 
     async def _start(self, calls: AskedEngine) -> EngineReady:
         if self.is_shut_down:

@@ -2,7 +2,10 @@
 
 loading.py          names to hooks
 calls.py            threads in which their methods run, with an end to patience
-judging.py          what they say of a sequence, together
+hook_process.py     a hook in a process of its own
+judging.py          what they say, together
 guarded_stream.py   one request: what is held, what is shown
 guarded_client.py   the engine client of those who are guarded
+judged_calls.py     calls of tools in an answer
+engine.py           what hooks may ask of the engine
 """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import one_line
 from quire.hooks import (
+    METHODS,
     FinishedSequence,
     Hook,
     HookedCall,
@@ -38,7 +39,6 @@ CLOSED = "closed"
 _SECONDS_BETWEEN_LINES = 10.0
 COUNTS = ("calls", "failures", "timeouts", "stops", "refusals")
 _NOTHING_SAID = Verdict()
-_METHODS = ("on_admit", "on_tokens", "on_tool_call", "on_finish")
 
 Cancel = Callable[[], None]
 
@@ -64,7 +64,7 @@ class Hooks:
         self.counts = Counter({f"num_hook_{name}_total": 0 for name in COUNTS})
         self.renderer: Renderer | None = None
         self._hooks = tuple(hooks)
-        self._by_method = {name: [one for one in hooks if has(one.hook, name)] for name in _METHODS}
+        self._by_method = {name: [one for one in hooks if has(one.hook, name)] for name in METHODS}
         self._threads = HookThreads()
         self._next_line: dict[str, float] = {}
         watching = [one.hook for one in self.watching]
@@ -94,6 +94,13 @@ class Hooks:
         """Blocks: hooks may load what they need. What one raises ends the start."""
         for one in self._hooks:
             one.hook.open(engine)
+
+    def close(self) -> None:
+        for one in self._hooks:
+            try:
+                one.hook.close()
+            except Exception:
+                logger.exception("hook %s failed when it was closed", one.name)
 
     def statistics(self) -> dict[str, float]:
         return {**self.counts, "num_hook_calls_lost": self._threads.num_lost}

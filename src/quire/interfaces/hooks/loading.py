@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import OptionError, suggestion
-from quire.hooks import Hook
+from quire.hooks import Hook, has
+from quire.interfaces.hooks.hook_process import HookProcess
 from quire.interfaces.hooks.judging import CLOSED, OPEN, Hooks, NamedHook
 
 GROUP = "quire.hooks"
@@ -24,7 +25,8 @@ _BUILT_IN = {"banned_text": "quire.interfaces.hooks.banned_text:BannedText"}
 def hooks_of(config: EngineConfig, given: Sequence[str | Hook] | None = None) -> Hooks:
     """Those of an engine. `given`: objects and names, in the place of the configuration's names."""
     named = config.hooks if given is None else given
-    return Hooks(load_hooks(named, config.hook_timeout, config.hook_on_failure))
+    found = load_hooks(named, config.hook_timeout, config.hook_on_failure, in_processes=config.hook_process)
+    return Hooks(found)
 
 
 def names_among(hooks: Sequence[str | Hook]) -> tuple[str, ...]:
@@ -32,13 +34,21 @@ def names_among(hooks: Sequence[str | Hook]) -> tuple[str, ...]:
     return tuple(one for one in hooks if isinstance(one, str))
 
 
-def load_hooks(named: Sequence[str | Hook], timeout: float, on_failure: str) -> list[NamedHook]:
-    """In their order."""
+def load_hooks(
+    named: Sequence[str | Hook], timeout: float, on_failure: str, *, in_processes: bool = False
+) -> list[NamedHook]:
+    """In their order. `in_processes`: those that have names."""
     found = []
     for one in named:
-        name, hook = _made(one) if isinstance(one, str) else (type(one).__name__, one)
+        name, hook = made_hook(one) if isinstance(one, str) else (type(one).__name__, one)
         if not isinstance(hook, Hook):
             raise OptionError(f"hooks={one!r}: must be a quire.hooks.Hook, or name one.")
+        if in_processes and isinstance(one, str):
+            if has(hook, "open"):
+                raise OptionError(
+                    f"hook {name}: asks the engine, which it cannot do from a process. Leave out hook_process."
+                )
+            hook = HookProcess(one, hook, timeout)
         own = hook.on_failure or on_failure
         if own not in (OPEN, CLOSED):
             raise OptionError(f"hook {name}: on_failure={own!r} must be {OPEN} or {CLOSED}.")
@@ -46,7 +56,7 @@ def load_hooks(named: Sequence[str | Hook], timeout: float, on_failure: str) -> 
     return found
 
 
-def _made(text: str) -> tuple[str, Any]:
+def made_hook(text: str) -> tuple[str, Any]:
     """The name of a hook, and the hook; somebody else's code may raise anything."""
     try:
         name, made, args = _found(text)
