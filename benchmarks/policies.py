@@ -1,11 +1,12 @@
-"""How long requests wait under each scheduling policy, on four traces, on a virtual clock.
+"""How long requests wait under each scheduling policy, on six traces, on a virtual clock.
 
-    python benchmarks/policies.py [--quick] [--only PART_OF_NAME] [--plot FOLDER]
+    python benchmarks/policies.py [--azure FILE.csv] [--mooncake FILE.jsonl] [--quick] [--only PART] [--plot FOLDER]
 
-Real scheduler and KV cache manager; steps take what policy_traces.py says of a GPU, so that all figures but the time of
-a decision are the same in every run. The traces: a prompt of 100,000 tokens ahead of short ones (4.5.1); ShareGPT's
+Real scheduler and KV cache manager; steps take what `quire simulate` says of an H100, so that all figures but the time
+of a decision are the same in every run. The traces: a prompt of 100,000 tokens ahead of short ones (4.5.1); ShareGPT's
 lengths near capacity; a stream of short prompts that fills every step, with a few long ones near its beginning; chats
-that share prefixes in a cache that is too small. Then the stream at several lengths: whose worst wait grows with it?
+that share prefixes in a cache that is too small; Azure's and Mooncake's conversations as they were published, or
+lengths drawn from them where no file is given. Then the stream at several lengths: whose worst wait grows with it?
 With what staging size? What does a better mean cost the worst wait? And ShareGPT with one urgent request in ten. Ends
 in one line of JSON.
 """
@@ -20,7 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from policy_runs import POLICIES, Outcome, capacity, run
-from policy_traces import LONG, NUM_LONG, SHORT, STEP_FILLING, Trace, chats, long_ahead, sharegpt, stream
+from policy_traces import (
+    LONG,
+    NUM_LONG,
+    SHORT,
+    STEP_FILLING,
+    Trace,
+    azure,
+    chats,
+    long_ahead,
+    mooncake,
+    sharegpt,
+    stream,
+)  # fmt: skip
 
 from quire.simulation.charts.bar_chart import Panel, bar_charts
 from quire.simulation.charts.line_chart import Line, line_chart
@@ -33,12 +46,15 @@ BOUND = "two_level, bound"
 URGENT_SHARE = 0.1
 STAGING_SIZES = (1, 8, 32, 128)
 OVERTAKING = (0.25, 0.5, 0.7, 1.0, 2.0)
+TRACES = ("long ahead", "sharegpt", "stream", "chats", "azure", "mooncake")
 FULL_STREAM = "starvation, prompts that fill a step"
 Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--azure", default="", metavar="FILE", help="Azure's trace of conversations (.csv)")
+    parser.add_argument("--mooncake", default="", metavar="FILE", help="Mooncake's trace of conversations (.jsonl)")
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests")
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument("--plot", type=Path, help="write policies.svg and policies_starvation.svg to this folder")
@@ -52,6 +68,8 @@ def main() -> None:
         "sharegpt": lambda: compare(sharegpt(3000 // size, rate)),
         "stream": lambda: compare(stream(20.0 / size)),
         "chats": lambda: compare(chats(8 // size)),
+        "azure": lambda: compare(near_capacity(azure, 3000 // size, arguments.azure)),
+        "mooncake": lambda: compare(near_capacity(mooncake, 800 // size, arguments.mooncake)),
         "starvation": lambda: starvation(STREAMS[fewer], SHORT),
         FULL_STREAM: lambda: starvation(LONGER_STREAMS[fewer], STEP_FILLING),
         "staging size": lambda: staging([sharegpt(3000 // size, rate), stream(20.0 / size), chats(8 // size)]),
@@ -68,6 +86,11 @@ def main() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- parts
+
+
+def near_capacity(make: Callable[[int, float, str], Trace], num_requests: int, file: str) -> Trace:
+    """So many requests of a trace, at a share of what FIFO can serve."""
+    return make(num_requests, LOAD * capacity(lambda rate: make(num_requests, rate, file)), file)
 
 
 def compare(trace: Trace) -> dict[str, Row]:
@@ -171,12 +194,19 @@ def urgent(trace: Trace) -> dict[str, Row]:
 
 def acceptance(results: dict[str, Any]) -> dict[str, bool]:
     """The claims that the measured parts can decide."""
-    traces = {name: results[name] for name in ("long ahead", "sharegpt", "stream", "chats") if name in results}
+    traces = {name: results[name] for name in TRACES if name in results}
     claims = {}
     for name, rows in traces.items():
         mine, fifo = rows["two_level"], rows["fifo"]
         claims[f"{name}: mean TTFT of two_level no worse than FIFO's"] = mine["ttft_mean"] <= fifo["ttft_mean"]
         claims[f"{name}: hit rate of two_level no lower than FIFO's"] = mine["hit_rate"] >= fifo["hit_rate"]
+        bounded, shortest = rows["bounded_srtf"], rows["srtf"]
+        claims[f"{name}: mean TTFT of bounded_srtf within 5 % of SRTF's"] = (
+            bounded["ttft_mean"] <= 1.05 * shortest["ttft_mean"]
+        )
+        claims[f"{name}: worst TTFT of bounded_srtf within 1.5 times FIFO's"] = (
+            bounded["ttft_worst"] <= 1.5 * fifo["ttft_worst"]
+        )
         if name == "long ahead":
             claims[f"{name}: at most half of FIFO's"] = mine["ttft_mean"] <= fifo["ttft_mean"] / 2
     for name, worst in results.items():
@@ -194,7 +224,13 @@ def acceptance(results: dict[str, Any]) -> dict[str, bool]:
 
 def write_plots(folder: Path, results: dict[str, Any]) -> None:
     # priority is the same as FIFO where all have one priority
-    shown = {"fifo": "fifo", "srtf": "srtf", "two_level": "two_level", "two_level, no share": "no share"}
+    shown = {
+        "fifo": "fifo",
+        "srtf": "srtf",
+        "two_level": "two_level",
+        "bounded_srtf": "bounded",
+        "two_level, no share": "no share",
+    }
     panels = [
         Panel(
             name,
@@ -204,7 +240,7 @@ def write_plots(folder: Path, results: dict[str, Any]) -> None:
                 "99th percentile": [results[name][policy]["ttft_p99"] for policy in shown],
             },
         )
-        for name in ("long ahead", "sharegpt", "stream", "chats")
+        for name in TRACES
         if name in results
     ]
     if panels:

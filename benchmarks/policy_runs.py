@@ -5,19 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from instant_executor import InstantExecutor
-from policy_traces import VOCAB, Engine, Trace
+from policy_traces import GPU, VOCAB, Engine, Trace
 
+from quire.engine_core.executor.modelled import ModelledExecutor, VirtualClock
 from quire.engine_core.scheduler.policies.bounded_srtf import BoundedShortest
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.messages import EngineRequest, SchedulerOutput, StepOutput, split_sequence_id
+from quire.messages import EngineRequest, SchedulerOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
-from quire.testing.simulator.executor import SimulatedClock, StepCosts
 
 # by the name that tables show: the policy's own, and its options
 POLICIES: dict[str, tuple[str, dict[str, float]]] = {
@@ -51,25 +49,6 @@ class Seen:
     @property
     def num_steps_to_first(self) -> int:
         return self.first_token_step - self.arrival_step
-
-
-class ClockedExecutor(InstantExecutor):
-    """Moves a clock by what each step would take. Nothing is checked: the simulator would read every context anew."""
-
-    def __init__(self, num_rows: int, costs: StepCosts, clock: SimulatedClock) -> None:
-        super().__init__(num_rows)
-        self._costs, self._clock = costs, clock
-
-    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
-        answer, costs = super().execute(output), self._costs
-        self._clock.advance(
-            costs.seconds_per_step
-            + costs.seconds_per_token * output.num_scheduled_tokens
-            + costs.seconds_per_context_token * int(self._num_computed[output.rows].sum())
-            + costs.seconds_per_swapped_block * (output.swapped_out.shape[1] + output.swapped_in.shape[1])
-            + costs.seconds_per_copied_block * output.block_copies.shape[1]
-        )
-        return answer
 
 
 class TimedScheduler:
@@ -121,8 +100,8 @@ class Outcome:
         }
 
 
-def core_of(engine: Engine, policy: str, **further: float) -> CoreUnderTest:
-    """The real core on an executor that answers at once. Each run has a policy of its own, for they have state."""
+def core_of(engine: Engine, policy: str, clock: VirtualClock, **further: float) -> CoreUnderTest:
+    """The real core on modelled workers. Each run has a policy of its own, for they have state."""
     name, options = POLICIES[policy]
     overtaking = further.pop("overtaking", None)
     core = CoreUnderTest(
@@ -131,27 +110,27 @@ def core_of(engine: Engine, policy: str, **further: float) -> CoreUnderTest:
         budget=engine.budget,
         max_num_seqs=engine.max_num_seqs,
         max_model_len=engine.max_model_len,
-        costs=engine.costs,
         policy=name if overtaking is None else BoundedShortest(overtaking=overtaking),
         policy_options={**options, **further},
         vocab_size=VOCAB,
         check_invariants=False,
     )
-    core.core.executor = ClockedExecutor(engine.max_num_seqs, engine.costs, core.clock)
+    core.core.executor = ModelledExecutor(GPU.capacity, GPU.costs, clock=clock, vocab_size=VOCAB)
     return core
 
 
 def run(trace: Trace, policy: str, **options: float) -> Outcome:
     """Every request of the trace to its end. `options` are further ones of the policy."""
-    under_test = core_of(trace.engine, policy, **options)
-    core, clock, source = under_test.core, under_test.clock, trace.source()
+    clock = VirtualClock()
+    under_test = core_of(trace.engine, policy, clock, **options)
+    core, source = under_test.core, trace.source()
     timed = TimedScheduler(core.scheduler)
     core.scheduler = cast(Scheduler, timed)
     seen: dict[int, Seen] = {}
     num_steps = 0
     while (moment := source.next_moment()) is not None or core.has_work:
         if not core.has_work and moment is not None:
-            clock.advance(max(0.0, moment - clock.now()))
+            clock.wait_until(moment)
         while (moment := source.next_moment()) is not None and moment <= clock.now():
             arrival, request = source.take()
             seen[request.request_id] = Seen(request, len(seen), arrival, num_steps)

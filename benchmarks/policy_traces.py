@@ -1,4 +1,4 @@
-"""Four traces on which scheduling policies differ, and the machine that they run on. Used by policies.py."""
+"""Traces on which scheduling policies differ, and the machine that they run on. Used by policies.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import heapq
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from traces import SHAREGPT, lengths
 
+from quire.config.device_sheets import device_sheet
+from quire.engine_core.executor.modelled import StepWork
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.testing.simulator.executor import StepCosts
+from quire.simulation import arrivals
+from quire.simulation.deployment import deploy
+from quire.simulation.traces.drawn import DrawnTrace, at_rate
+from quire.simulation.traces.formats import open_trace
 
 VOCAB = 256
 
-# A model of 8 billion parameters in bfloat16 on an H100: 16 GB of weights are read in a step (3.35 TB/s), a token is 16
-# GFLOP (at 600 TFLOP/s), and a token of context is 131 kB of keys and values. From data sheets, not measured.
-GPU = StepCosts(seconds_per_step=5e-3, seconds_per_token=25e-6, seconds_per_context_token=40e-9)
+# prices of steps, from data sheets
+GPU = deploy("llama-3.1-8b", device_sheet("h100"))
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,6 @@ class Engine:
     max_model_len: int
     budget: int = 2048
     block_size: int = 16
-    costs: StepCosts = GPU
 
 
 class Arrivals:
@@ -159,7 +163,7 @@ def stream(seconds: float, short: tuple[int, int] = SHORT, *, load: float = 1.05
     chance = random.Random(11)
     engine = Engine(400_000, 256, 20_000)
     mean = sum(short) / 2 + NUM_SHORT_OUTPUT - 1
-    full_step = GPU.seconds_per_step + GPU.seconds_per_token * engine.budget + GPU.seconds_per_context_token * 20_000
+    full_step = _seconds_of_full_step(engine.budget)
     rate = load * engine.budget / full_step / mean
     moments = [0.0] * round(3 * engine.budget / mean)
     moment = chance.expovariate(rate)
@@ -173,6 +177,36 @@ def stream(seconds: float, short: tuple[int, int] = SHORT, *, load: float = 1.05
     for number in range(NUM_LONG):
         requests.append((0.5 + 0.5 * number, request_of(number, _words(chance, LONG), NUM_SHORT_OUTPUT)))
     return Trace(f"stream of {short[0]:,} to {short[1]:,} tokens, {seconds:g} s", engine, requests)
+
+
+def _seconds_of_full_step(num_tokens: int) -> float:
+    layers = GPU.capacity.layers
+    num_bytes = 20_000.0 * sum(layer.bytes_per_token for layer in layers)
+    pairs = len(layers) * num_tokens * sum(SHORT) / 4
+    return float(GPU.costs.seconds(StepWork(16, num_tokens, 16, 20_000.0, num_bytes, pairs)))
+
+
+def azure(num_requests: int, rate: float, file: str = "") -> Trace:
+    """Azure's conversations: the first of the trace, or lengths drawn from its table."""
+    return _recorded("Azure's conversations", Engine(450_000, 256, 16_384), "azure-conv", num_requests, rate, file)
+
+
+def mooncake(num_requests: int, rate: float, file: str = "") -> Trace:
+    """Mooncake's, whose prompts are long and begin alike; of lengths that are drawn, none do."""
+    return _recorded("Mooncake's conversations", Engine(450_000, 256, 131_072), "mooncake", num_requests, rate, file)
+
+
+def _recorded(name: str, engine: Engine, lengths_of: str, num_requests: int, rate: float, file: str) -> Trace:
+    """Poisson arrivals; `rate` 0: all at once."""
+    per_second = rate or 1e6
+    drawn_ones = DrawnTrace(lengths_of, per_second, 2 * num_requests).arrivals()
+    found = at_rate(open_trace(file), per_second, 2 * num_requests, seed=7) if file else drawn_ones
+    fitting = (one for one in found if one.num_prompt_tokens + one.num_output_tokens < engine.max_model_len)
+    requests = [
+        (one.at if rate else 0.0, arrivals.request_of(one, number, VOCAB))
+        for number, one in enumerate(islice(fitting, num_requests))
+    ]
+    return Trace(name if file else f"{name}, drawn", engine, requests)
 
 
 def chats(num_turns: int = 8, num_users: int = 450) -> Trace:

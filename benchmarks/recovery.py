@@ -134,9 +134,7 @@ def _row(core: CoreUnderTest, latencies: list[float]) -> Row:
         "recomputed_tokens": recomputed,
         "swapped_blocks": num_moved,
         "swapped_in_blocks": work.num_swapped_in_blocks,
-        "recovery_seconds": round(
-            recomputed * costs.seconds_per_token + num_moved * costs.seconds_per_swapped_block, 3
-        ),
+        "recovery_seconds": round(recomputed * costs.per_token + num_moved * costs.per_swapped_block, 3),
         "steps": work.num_steps,
     }
 

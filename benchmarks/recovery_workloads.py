@@ -10,7 +10,7 @@ from traces import SHAREGPT, lengths
 
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.testing.simulator.executor import StepCosts
+from quire.simulation.costs.linear import LinearCosts
 
 VOCAB = 256
 
@@ -29,13 +29,13 @@ class Machine:
     max_model_len: int
     budget: int
 
-    def costs(self, block_size: int) -> StepCosts:
-        return StepCosts(
-            seconds_per_step=self.seconds_per_step,
-            seconds_per_token=self.seconds_per_token,
-            seconds_per_context_token=self.seconds_per_context_token,
-            seconds_per_swapped_block=self.seconds_per_moved_block + block_size * self.seconds_per_moved_token,
-            seconds_per_copied_block=0.0,
+    def costs(self, block_size: int) -> LinearCosts:
+        return LinearCosts(
+            per_step=self.seconds_per_step,
+            per_token=self.seconds_per_token,
+            per_context_token=self.seconds_per_context_token,
+            per_swapped_block=self.seconds_per_moved_block + block_size * self.seconds_per_moved_token,
+            per_copied_block=0.0,
         )
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from quire.messages import DecodingSpec, sequence_id_of
 from quire.sampling_params import SamplingParams
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import CoreUnderTest
 from quire.testing.simulator.checking_model import expected_tokens, expected_vector
-from quire.testing.simulator.executor import StepCosts
 
 LONG = [number % 47 for number in range(60)]
 
@@ -50,7 +50,7 @@ def test_beside_others_that_take_its_memory(is_async, num_drafts, policy, mode):
         is_async=is_async,
         num_drafts=num_drafts,
         policy=policy,
-        costs=StepCosts(),
+        costs=LinearCosts(),
     )
     prompts = {number: [draw.randrange(50) for _ in range(draw.randint(1, 90))] for number in range(12)}
     for number, prompt in prompts.items():

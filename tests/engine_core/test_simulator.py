@@ -13,6 +13,7 @@ from tests.support.executor_driver import Messages, admitted, forked
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import AppendedTokens, Candidates, SchedulerOutput, int_array
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import FULL, CoreUnderTest
 from quire.testing.simulator.checking_model import (
     END_TOKEN,
@@ -23,7 +24,7 @@ from quire.testing.simulator.checking_model import (
     next_tokens,
     prefix_hashes,
 )
-from quire.testing.simulator.executor import SimulatedClock, SimulatedExecutor, StepCosts
+from quire.testing.simulator.executor import SimulatedClock, SimulatedExecutor
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -209,12 +210,12 @@ def test_only_the_window_is_read() -> None:
 
 
 def test_a_step_takes_what_its_parts_cost() -> None:
-    costs = StepCosts(
-        seconds_per_step=1.0,
-        seconds_per_token=0.1,
-        seconds_per_context_token=0.01,
-        seconds_per_swapped_block=0.5,
-        seconds_per_copied_block=0.25,
+    costs = LinearCosts(
+        per_step=1.0,
+        per_token=0.1,
+        per_context_token=0.01,
+        per_swapped_block=0.5,
+        per_copied_block=0.25,
     )
     run = Messages(num_host_blocks=4, costs=costs)
     begin(run)
@@ -242,7 +243,7 @@ def test_several_executors_may_share_a_clock() -> None:
 
 
 def test_the_prices_of_a_core_are_those_of_its_clock() -> None:
-    core = CoreUnderTest(costs=StepCosts(seconds_per_swapped_block=0.125))
+    core = CoreUnderTest(costs=LinearCosts(per_swapped_block=0.125))
     assert core.core.control("worker.measure_swap", {}) == 0.125
 
 

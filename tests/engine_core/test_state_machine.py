@@ -15,10 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import FULL
 from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.engine_settings import POLICIES, EngineSettings
-from quire.testing.simulator.executor import SimulatedDrafts, StepCosts
+from quire.testing.simulator.executor import SimulatedDrafts
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 HANDLES = st.sampled_from(["a", "b"])
@@ -70,7 +71,7 @@ class CoreMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             num_host_blocks=num_blocks // 2,
             preemption_mode=mode,
-            costs=StepCosts(seconds_per_swapped_block=seconds_per_block),
+            costs=LinearCosts(per_swapped_block=seconds_per_block),
         )
         self.checked = CheckedCore(self.core)
         self.num_requests = 0

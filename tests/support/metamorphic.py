@@ -17,11 +17,11 @@ from typing import Any
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineOutputs, EngineRequest, split_sequence_id
 from quire.sampling_params import SamplingParams
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import FULL
 from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import END_TOKEN
 from quire.testing.simulator.engine_settings import PLAIN_ENGINE, EngineSettings
-from quire.testing.simulator.executor import StepCosts
 from quire.testing.simulator.plans import Plan
 
 VOCAB = 50
@@ -132,7 +132,7 @@ def _run(case: Case, setting: Setting, engine: EngineSettings) -> tuple[Outputs,
         prefix_caching=setting.prefix_caching,
         num_host_blocks=0 if setting.memory in {"ample", "recompute"} else 1000,
         preemption_mode="auto" if setting.memory == "ample" else setting.memory,
-        costs=StepCosts(seconds_per_swapped_block=2e-5),
+        costs=LinearCosts(per_swapped_block=2e-5),
         vocab_size=VOCAB,
     )
     checked = CheckedCore(core)

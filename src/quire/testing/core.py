@@ -29,8 +29,9 @@ from quire.kv_connectors.tiered.tiers import Tiers
 from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.simulator.connector import SimulatedConnector, SimulatedTieredConnector, simulated_layout
-from quire.testing.simulator.executor import SimulatedDrafts, SimulatedExecutor, StepCosts
+from quire.testing.simulator.executor import SimulatedDrafts, SimulatedExecutor
 
 FULL = KVGroup(("layer",))
 
@@ -85,7 +86,7 @@ class CoreUnderTest:
         prefix_caching: bool = True,
         num_host_blocks: int = 0,
         preemption_mode: str = "auto",
-        costs: StepCosts | None = None,
+        costs: LinearCosts | None = None,
         policy: str | SchedulingPolicy = "fifo",
         policy_options: dict[str, Any] | None = None,
         is_async: bool = False,
@@ -108,7 +109,7 @@ class CoreUnderTest:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it; with the
         same `tiers` the tiered one."""
-        costs = costs or StepCosts()
+        costs = costs or LinearCosts()
         drafts = (drafts or SimulatedDrafts()) if num_drafts else None
         if speculation is None:
             lookahead = num_drafts if drafts is not None and drafts.has_cache else 0
@@ -147,7 +148,7 @@ class CoreUnderTest:
             checkpoint_interval=checkpoint_interval,
             checkpoint_share=checkpoint_share,
         )
-        prices = RecoveryCosts(costs.seconds_per_token, costs.seconds_per_swapped_block)
+        prices = RecoveryCosts(costs.per_token, costs.per_swapped_block)
         self.scheduler = Scheduler(
             self.manager,
             self.rows,

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine_core.executor.modelled import StepWork
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
 from quire.kv_connectors.connector import STEP_DATA, NoWorkerHalf, StepTransfers, WorkerHalf
 from quire.messages import NUM_DRAFTS, Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.simulator.checking_cache import CheckingCache
 from quire.testing.simulator.checking_model import log_probabilities, next_tokens, pooling_vectors
 from quire.testing.simulator.connector import simulated_layout
@@ -25,9 +27,9 @@ from quire.testing.simulator.drafts import SimulatedDrafts, propose, verify
 from quire.testing.simulator.lateness import SimulatedLateness
 from quire.testing.simulator.rows import SimulatedRows
 from quire.testing.simulator.states import SimulatedStates
-from quire.testing.simulator.work import SimulatedAnswer, SimulatedClock, SimulatedWork, StepCosts
+from quire.testing.simulator.work import SimulatedAnswer, SimulatedClock, SimulatedWork
 
-__all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
+__all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor"]
 
 _EVERYTHING = 1 << 62
 # Why a row failed that found, in this step or the one before, what a failed one was to write. Workers say so, too.
@@ -46,7 +48,7 @@ class SimulatedExecutor:
         vocab_size: int = 50,
         *,
         num_host_blocks: int = 0,
-        costs: StepCosts | None = None,
+        costs: LinearCosts | None = None,
         clock: SimulatedClock | None = None,
         drafts: SimulatedDrafts | None = None,
         connector: WorkerHalf | None = None,
@@ -54,7 +56,7 @@ class SimulatedExecutor:
         """The connector moves the contents of the checking caches (connector.py)."""
         self.vocab_size = vocab_size
         self.clock = clock or SimulatedClock()
-        self.costs = costs or StepCosts()
+        self.costs = costs or LinearCosts()
         self.cache = CheckingCache(num_blocks, num_host_blocks, block_size)
         self.drafts = drafts
         # the layers of the model, and those of a draft model in the same blocks
@@ -118,7 +120,7 @@ class SimulatedExecutor:
 
     def measure_capacity(self) -> WorkerCapacity:
         return WorkerCapacity(
-            layers=[], available_bytes=0, explanation="simulated", seconds_per_token=self.costs.seconds_per_token
+            layers=[], available_bytes=0, explanation="simulated", seconds_per_token=self.costs.per_token
         )
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -129,7 +131,7 @@ class SimulatedExecutor:
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name == "measure_swap":
-            return self.costs.seconds_per_swapped_block
+            return self.costs.per_swapped_block
         raise UserError(f"control {name!r}: a simulated worker has no such operation.")
 
     def loss_descriptors(self) -> tuple[int, ...]:
@@ -390,7 +392,7 @@ class SimulatedExecutor:
 
     def _count(self, output: SchedulerOutput, num_tokens: int, num_context_tokens: int) -> float:
         """Adds up what the step did; returns what it takes."""
-        work, costs = self.work, self.costs
+        work = self.work
         num_copied = int(output.block_copies.shape[1])
         num_out, num_in = int(output.swapped_out.shape[1]), int(output.swapped_in.shape[1])
         work.num_steps += 1
@@ -400,13 +402,15 @@ class SimulatedExecutor:
         work.num_copied_blocks += num_copied
         work.num_swapped_out_blocks += num_out
         work.num_swapped_in_blocks += num_in
-        return (
-            costs.seconds_per_step
-            + costs.seconds_per_token * num_tokens
-            + costs.seconds_per_context_token * num_context_tokens
-            + costs.seconds_per_swapped_block * (num_out + num_in)
-            + costs.seconds_per_copied_block * num_copied
+        seconds = self.costs.seconds(
+            StepWork(
+                num_tokens=num_tokens,
+                context_tokens=num_context_tokens,
+                num_copied_blocks=num_copied,
+                num_swapped_blocks=num_out + num_in,
+            )
         )
+        return float(seconds)
 
     def _count_drafts(self, num_looked_at: IntArray, num_accepted: IntArray, num_before: IntArray) -> None:
         work = self.work

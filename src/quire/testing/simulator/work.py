@@ -8,20 +8,6 @@ from dataclasses import dataclass
 from quire.messages import StepOutput
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """What a step takes, in seconds: a sum over what it does. Measured ones come from `quire bench` or a GPU's data."""
-
-    seconds_per_step: float = 1e-3
-    # each token that is computed
-    seconds_per_token: float = 1e-5
-    # each token of context that a row reads, once a row and step
-    seconds_per_context_token: float = 0.0
-    # each block that goes out to swap space or comes back
-    seconds_per_swapped_block: float = 1e-4
-    seconds_per_copied_block: float = 1e-5
-
-
 class SimulatedClock:
     """Seconds that pass only when somebody says so."""
 

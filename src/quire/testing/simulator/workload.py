@@ -18,11 +18,11 @@ from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.messages import DecodingSpec, EngineRequest, KVTransfer, Media, Tenancy
 from quire.sampling_params import SamplingParams
+from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import FULL
 from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import END_TOKEN, expected_tokens
 from quire.testing.simulator.engine_settings import EngineSettings, random_engine
-from quire.testing.simulator.executor import StepCosts
 from quire.testing.simulator.mishaps import Mishaps
 
 VOCAB = 50
@@ -142,7 +142,7 @@ class Workload:
             num_host_blocks=int(sizes.num_blocks * sizes.host_share),
             preemption_mode=sizes.preemption_mode,
             # sometimes swapping is cheap, sometimes dear: `auto` has something to choose
-            costs=StepCosts(seconds_per_swapped_block=pick.choice([1e-6, 1e-4])),
+            costs=LinearCosts(per_swapped_block=pick.choice([1e-6, 1e-4])),
             vocab_size=VOCAB,
             policy=policy,
             checkpoint_interval=sizes.checkpoint_interval,
