@@ -357,6 +357,18 @@ def test_one_option_is_enough(path: Path, tmp_path: Path) -> None:
     assert any(one.is_file() for one in tmp_path.rglob("*"))
 
 
+@pytest.mark.nightly
+def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expected: list[list[int]]) -> None:
+    options = {**OPTIONS, "kv_connector": "tiered", "data_parallel_size": 2}
+    args = {"stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
+    greedy = [{"prompt_token_ids": PROMPTS[place]} for place in (0, 2)], [SAMPLINGS[0], SAMPLINGS[2]]
+    for is_second in (False, True):
+        with LLM(str(path), kv_connector_args=args, **options) as llm:
+            outputs = llm.generate(*greedy)
+            assert [one.outputs[0].token_ids for one in outputs] == [expected[0], expected[2]]
+            assert [one.num_cached_tokens for one in outputs] == ([28, 0] if is_second else [0, 0])
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -366,7 +378,6 @@ def test_one_option_is_enough(path: Path, tmp_path: Path) -> None:
         ({"kv_store": "host", "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_store": "host", "enable_lora": True}, "enable_lora"),
         ({"kv_store": "host", "tensor_parallel_size": 2}, "kv_store"),
-        ({"kv_store": "host", "data_parallel_size": 2}, "kv_store"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(

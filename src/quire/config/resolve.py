@@ -346,8 +346,7 @@ def _check_replicas(options: EngineOptions, device: str) -> None:
     refused = {
         f"device={device}": device != "cpu",
         "engine_process=False": options.engine_process is False,
-        "kv_connector": options.kv_connector is not None,
-        "kv_store": options.kv_store is not None,
+        f"kv_connector={options.kv_connector}": options.kv_connector not in (None, TIERED),
     }
     for what, is_asked in refused.items():
         if is_asked:
