@@ -83,10 +83,11 @@ def public_name(name: bytes) -> int:
     return int.from_bytes(name[:8], "big")
 
 
-def user_key(message: EngineRequest) -> bytes:
-    """Salt and adapter: each part typed by its length."""
+def user_key(message: EngineRequest, adapter_content: bytes = b"") -> bytes:
+    """Salt and adapter: each part typed by its length. `adapter_content`: what is in it, where that is to count instead
+    of its number."""
     # an adapter has another number each time it is loaded: what another version has computed is never found
-    adapter = struct.pack("<q", message.adapter) if message.adapter else b""
+    adapter = adapter_content or (struct.pack("<q", message.adapter) if message.adapter else b"")
     parts = [message.cache_salt.encode(), adapter]
     return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""
 

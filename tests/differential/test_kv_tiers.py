@@ -15,12 +15,13 @@ from tests.support import kv_servers
 from tests.support.blocking_client import BlockingClient
 from tests.support.kv_servers import KVServer
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.config import EngineOptions, resolve
 from quire.engine_client import open_link
 from quire.errors import OptionError
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.messages import EngineRequest, KVTransfer, Tenancy
+from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 BLOCK_SIZE = 4
@@ -256,6 +257,24 @@ def test_another_tenant_or_another_secret_finds_nothing(
     assert third.number("fetched_tokens_total") == 0
 
 
+def test_adapters_are_told_by_what_is_in_them(path: Path, tmp_path: Path) -> None:
+    """Engines number them in the order in which they are loaded; a name may stand for another one tomorrow."""
+    options = {**OPTIONS, "enable_lora": True, "max_loras": 2, "kv_connector": "tiered"}
+    args = {"stores": [f"file://{tmp_path / 'blocks'}"], "rule": "always", "max_wait": 30.0}
+    adapters = {name: make_adapter(tmp_path / name, path, seed=seed) for seed, name in enumerate("abc")}
+    prompt, sampling = {"prompt_token_ids": PROMPTS[4]}, SAMPLINGS[0]
+    tokens: dict[str, list[int]] = {}
+    for names, num_cached in (("ab", [0, 0]), ("cba", [0, 44, 44])):
+        found = []
+        with LLM(str(path), kv_connector_args=args, **options) as llm:
+            for name in names:
+                (output,) = llm.generate(prompt, sampling, lora_request=LoRARequest(name, 1, str(adapters[name])))
+                assert tokens.setdefault(name, output.outputs[0].token_ids) == output.outputs[0].token_ids
+                found.append(output.num_cached_tokens)
+        assert found == num_cached
+    assert len(set(map(tuple, tokens.values()))) == 3
+
+
 @pytest.mark.parametrize("options", [{"block_size": 8}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
 def test_another_layout_finds_nothing(
     path: Path, tmp_path: Path, open_engine: Callable[..., Engine], options: dict[str, Any]
@@ -376,7 +395,6 @@ def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expect
         ({"kv_store": "tape:///tmp/x"}, "must begin with one of"),
         ({"kv_store": "host", "kv_connector": "memory"}, "one of the two"),
         ({"kv_store": "host", "enable_prefix_caching": False}, "enable_prefix_caching"),
-        ({"kv_store": "host", "enable_lora": True}, "enable_lora"),
         ({"kv_store": "host", "tensor_parallel_size": 2}, "kv_store"),
     ],
 )

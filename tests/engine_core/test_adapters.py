@@ -16,7 +16,7 @@ class Worker:
     def control(self, name: str, args: dict[str, Any]) -> Any:
         number = args["number"]
         if name == "load_adapter":
-            self.states[number] = {"state": "loading", "error": None}
+            self.states[number] = {"state": "loading", "error": None, "content": ""}
         elif name == "drop_adapter":
             del self.states[number]
         else:
@@ -24,7 +24,11 @@ class Worker:
         return None
 
     def ends(self, number: int, error: str | None = None) -> None:
-        self.states[number] = {"state": "ready" if error is None else "failed", "error": error}
+        self.states[number] = {
+            "state": "ready" if error is None else "failed",
+            "error": error,
+            "content": f"content of {number}",
+        }
 
 
 @pytest.fixture

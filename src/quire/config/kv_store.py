@@ -58,10 +58,8 @@ def _tiered(options: EngineOptions) -> KVConnectorConfig:
 def _check_tiered(config: KVConnectorConfig, options: EngineOptions) -> None:
     if config.name != TIERED:
         return
-    refused = {
-        "enable_prefix_caching=False, whose blocks it keeps": not options.enable_prefix_caching,
-        "enable_lora, as adapters are numbered by each engine for itself": options.enable_lora,
-    }
-    for what, is_asked in refused.items():
-        if is_asked:
-            raise OptionError(f"kv_store: cannot be combined with {what}. Leave one of them out (docs/kv-tiers.md).")
+    if not options.enable_prefix_caching:
+        raise OptionError(
+            "kv_store: keeps the blocks of the prefix cache, and enable_prefix_caching=False leaves none. Leave one of "
+            "them out (docs/kv-tiers.md)."
+        )

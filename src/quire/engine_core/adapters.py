@@ -39,6 +39,8 @@ class EngineAdapters:
         self.leaving: set[int] = set()
         self._last_number = 0
         self.loaded: set[int] = set()
+        # of those: what tells an adapter from all others, in any engine
+        self.contents: dict[int, bytes] = {}
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -122,6 +124,7 @@ class EngineAdapters:
             if self._adapters[before].name == adapter.name:
                 self.unload(before)
         adapter.is_ready = True
+        self.contents[number] = answer["content"].encode()
         self.loaded.add(number)
 
     def drop_unused(self, used: Iterable[int]) -> None:
@@ -132,5 +135,6 @@ class EngineAdapters:
     def _drop(self, number: int) -> None:
         self.leaving.discard(number)
         self.loaded.discard(number)
+        self.contents.pop(number, None)
         del self._adapters[number]
         self._control("drop_adapter", {"number": number})

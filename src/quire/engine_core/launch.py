@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, KVConnectorConfig, WorkerConfig
@@ -95,6 +95,8 @@ def build_engine_core(
         speculation=speculation,
         connector=connector,
         adapters=adapters.loaded,
+        # numbers are this engine's own
+        adapter_contents=adapters.contents if isinstance(connector, NamedBlocks) else None,
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
@@ -140,6 +142,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
     connector: SchedulerHalf | NamedBlocks | None = None,
     adapters: Set[int] = frozenset(),
+    adapter_contents: Mapping[int, bytes] | None = None,
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
@@ -181,6 +184,7 @@ def make_scheduler(
         connector=connector,
         constraints=_constraints(config, num_cohorts),
         adapters=adapters,
+        adapter_contents=adapter_contents,
     )
 
 

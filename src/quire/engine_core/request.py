@@ -165,7 +165,16 @@ class Shape(Protocol):
 class Request:
     """What a user asked. `sequences` holds the living ones, by index."""
 
-    def __init__(self, message: EngineRequest, shape: Shape, arrival: int, prompt: Tokens, *, is_private: bool) -> None:
+    def __init__(
+        self,
+        message: EngineRequest,
+        shape: Shape,
+        arrival: int,
+        prompt: Tokens,
+        *,
+        is_private: bool,
+        adapter_content: bytes = b"",
+    ) -> None:
         self.request_id = message.request_id
         self.message = message
         self.sampling = message.sampling
@@ -181,7 +190,7 @@ class Request:
         self.max_total = 0
         self.is_private = is_private
         # what besides the tokens changes a block's content or its visibility
-        self.user_key = user_key(message)
+        self.user_key = user_key(message, adapter_content)
         # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's
         self.scope = message.tenant.cache_scope.encode() if message.tenant is not None else b""
         self.num_public_blocks = 0

@@ -8,6 +8,7 @@ there are slots. Numbers come from the core and are never used twice. Called by 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ class _Loading:
     def __init__(self, folder: str, targets: AdapterTargets) -> None:
         self.weights: dict[str, PackedAdapter] | None = None
         self.error: str | None = None
+        # what tells it from all others, whatever its name and number
+        self.content = ""
         self._folder = folder
         self._targets = targets
         self._thread = threading.Thread(target=self._read, name="quire-adapter", daemon=True)
@@ -52,7 +55,9 @@ class _Loading:
         try:
             with torch.inference_mode():
                 weights = read_adapter(Path(self._folder), self._targets)
-                self.weights = {name: self._targets.layers[name][1].pack(parts) for name, parts in weights.items()}
+                packed = {name: self._targets.layers[name][1].pack(parts) for name, parts in weights.items()}
+                self.content = _content_of(packed)
+                self.weights = packed
         except UserError as error:
             self.error = str(error)
         except Exception as error:
@@ -62,6 +67,15 @@ class _Loading:
     @property
     def state(self) -> str:
         return "failed" if self.error is not None else "loading" if self.weights is None else "ready"
+
+
+def _content_of(weights: Mapping[str, PackedAdapter]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for name, packed in sorted(weights.items()):
+        hasher.update(f"{name} {packed.rank}".encode())
+        for matrix in (packed.a, packed.b):
+            hasher.update(matrix.contiguous().flatten().view(torch.uint8).numpy())
+    return hasher.hexdigest()
 
 
 class Adapters:
@@ -95,9 +109,11 @@ class Adapters:
         own = "failed" if loading is None else loading.state
         error = NOT_LOADED if loading is None else loading.error
         if self._total(own == "failed"):
-            return {"state": "failed", "error": error or "another worker cannot read the adapter. Load it again."}
+            reason = error or "another worker cannot read the adapter. Load it again."
+            return {"state": "failed", "error": reason, "content": ""}
         # nobody may use it before all ranks have it
-        return {"state": "loading" if self._total(own == "loading") else "ready", "error": None}
+        state = "loading" if self._total(own == "loading") else "ready"
+        return {"state": state, "error": None, "content": "" if loading is None else loading.content}
 
     def drop(self, number: int) -> None:
         """No row of a later step has it."""

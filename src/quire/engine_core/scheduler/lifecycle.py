@@ -7,7 +7,7 @@ that is the scheduler's. Decoding methods reach it through the verbs of 3.5.2 (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -98,7 +98,10 @@ class Lifecycle:
         admission: Admission,
         speculation: Speculation,
         in_flight: StepsInFlight,
+        adapter_contents: Mapping[int, bytes],
     ) -> None:
+        """`adapter_contents`: by number, where the contents of adapters name blocks and not their numbers."""
+        self._adapter_contents = adapter_contents
         self.requests: dict[int, Request] = {}
         # those of whose prompts more may come, and those that need permits
         self.open_inputs: dict[int, Request] = {}
@@ -142,7 +145,14 @@ class Lifecycle:
             self._refuse_unseen(message.request_id, message.sampling.n, str(error))
             return
         prompt = self._prompt_of(message)
-        request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.keeps_contents)
+        request = Request(
+            message,
+            method,
+            self.num_arrivals,
+            prompt,
+            is_private=not self._manager.keeps_contents,
+            adapter_content=self._adapter_contents.get(message.adapter, b""),
+        )
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
         if request.scope:
             self._kept.set_public_part(request)

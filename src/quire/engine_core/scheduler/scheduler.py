@@ -11,7 +11,7 @@ Numbers in parentheses, here and everywhere, are sections of the thesis "vLLM" (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -69,6 +69,7 @@ class Scheduler:
         connector: SchedulerHalf | NamedBlocks | None = None,
         constraints: Sequence[Constraint] = (),
         adapters: Set[int] = frozenset(),
+        adapter_contents: Mapping[int, bytes] | None = None,
     ) -> None:
         self.manager = manager
         self.rows = rows
@@ -90,7 +91,8 @@ class Scheduler:
         self._cache = manager.cache
         self._admission = Admission(manager, (*always, *constraints), self._transfers, reach, max_model_len, vocab_size)
         self._in_flight = StepsInFlight()
-        self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight)
+        contents = {} if adapter_contents is None else adapter_contents
+        self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight, contents)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
         self._shares = self.queues.shares
