@@ -296,8 +296,6 @@ class EngineReady(Message):
     seconds_per_step: float = 0.0
     # from which on this client is to count its requests
     first_request_id: int = 0
-    # the file to which the run is written; "": none
-    recorded_to: str = ""
 
 
 class CacheChanged(Message):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig, KVConnectorConfig
@@ -36,7 +35,7 @@ from quire.messages import (
     WorkerCapacity,
 )
 from quire.observability.redaction import RedactingSink, Redaction
-from quire.observability.run_log import RecordSink, RunLogWriter, free_name
+from quire.observability.run_log import RecordSink, RunLogWriter, free_name, log_path
 from quire.observability.run_records import (
     FORMAT,
     Answered,
@@ -62,14 +61,14 @@ def build_core(config: EngineConfig) -> Core:
     """The core of a configuration; it is recorded if that says so."""
     if config.record is None:
         return build_engine_core(config)
-    log = RunLogWriter(free_name(_of_replica(config)), config.record_bytes, time.monotonic)
+    path = free_name(log_path(config.record, config.replica, config.data_parallel_size))
+    log = RunLogWriter(path, config.record_bytes, time.monotonic)
     try:
         core = record_core(config, make_executor(config.worker), log, log.now, date=_today())
     except BaseException as error:
         log.write(Closed(at=log.now(), reason=f"the engine could not start: {error}"))
         log.close()
         raise
-    core.ready.recorded_to = str(log.path)
     core.ready.report.append(f"record: the run is written to {log.path}")
     core.at_end(log.close)
     return core
@@ -316,11 +315,6 @@ class _RecordedBlocks(NamedBlocks):
 
 
 # ---------------------------------------------------------------------------------------------- the header
-
-
-def _of_replica(config: EngineConfig) -> Path:
-    path = Path(config.record or "")
-    return path if config.data_parallel_size == 1 else path.with_stem(f"{path.stem}-replica{config.replica}")
 
 
 def _today() -> str:

@@ -185,18 +185,36 @@ def _write_whole(file: BinaryIO, data: bytes) -> None:
         view = view[file.write(view) :]
 
 
+def log_path(asked: str, replica: int, num_replicas: int) -> Path:
+    """Of an engine that may be one of several."""
+    path = Path(asked)
+    return path if num_replicas == 1 else path.with_stem(f"{path.stem}-replica{replica}")
+
+
 def free_name(asked: Path) -> Path:
     """`run.qlog`, then `run.2.qlog`, `run.3.qlog`: an engine that is started again does not overwrite what its
     predecessor died of. Of these the oldest go, so that MOST_LIVES are left with the new one."""
+    there = _lives(asked)
+    for oldest in sorted(there)[: max(0, len(there) - MOST_LIVES + 1)]:
+        there[oldest].unlink(missing_ok=True)
+    last = max(there, default=0)
+    return asked if not last else asked.with_name(f"{asked.stem}.{last + 1}{asked.suffix}")
+
+
+def newest(asked: Path) -> Path | None:
+    """Of the engine that was started last under this name."""
+    there = _lives(asked)
+    return there[max(there)] if there else None
+
+
+def _lives(asked: Path) -> dict[int, Path]:
+    """The logs that are there, by number."""
     there = {1: asked} if asked.exists() else {}
     for file in asked.parent.glob(f"{asked.stem}.*{asked.suffix}"):
         number = file.name.removeprefix(f"{asked.stem}.").removesuffix(asked.suffix)
         if number.isdecimal():
             there[int(number)] = file
-    for oldest in sorted(there)[: max(0, len(there) - MOST_LIVES + 1)]:
-        there[oldest].unlink(missing_ok=True)
-    newest = max(there, default=0)
-    return asked if not newest else asked.with_name(f"{asked.stem}.{newest + 1}{asked.suffix}")
+    return there
 
 
 # ---------------------------------------------------------------------------------------------- reading

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.crash_reports import CrashReports
 from quire.observability.metrics import ServerMetrics
+from quire.observability.run_log import log_path, newest
 
 logger = logging.getLogger("quire.server")
 
@@ -110,7 +112,7 @@ class Supervisor:
 
     async def _replace(self, loss: Loss, num_restarts: int) -> None:
         """`num_restarts`: when the loss was heard of. Whatever replica has its number since the next one is another."""
-        await self._report(loss.reason, loss.process)
+        await self._report(loss.reason, loss.process, loss.replica)
         while (pause := self._policy.pause(self._clock())) is not None:
             logger.error("replica %d is started again%s", loss.replica, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
@@ -164,7 +166,7 @@ class Supervisor:
         logger.info("the engine serves again after %.1f s", self._clock() - began)
         return None
 
-    async def _report(self, cause: str, process: EngineProcess | None) -> None:
+    async def _report(self, cause: str, process: EngineProcess | None, replica: int = 0) -> None:
         stacks = self._stacks.pop(process, "") if process is not None else ""
         kind = "stall" if stacks else "death"
         self._metrics.engine_deaths.add(1, kind)
@@ -175,9 +177,22 @@ class Supervisor:
         if process is not None:
             pulse = process.pulse()._asdict()
             facts |= {"pid": process.pid, "pulse": pulse, "last_steps": process.last_steps()}
+        facts |= self._way_to_replay(replica)
         file = await asyncio.to_thread(self._reports.write, cause, stacks, self._engine.config, facts)
         if file is not None:
             logger.error("crash report: %s", file)
+
+    def _way_to_replay(self, replica: int) -> dict[str, str]:
+        """The log of the engine that has died: the one that follows is not started yet."""
+        config = self._engine.config
+        if config.record is None:
+            return {}
+        log = newest(log_path(config.record, replica, config.data_parallel_size))
+        if log is None:
+            return {}
+        command = f"quire replay {shlex.quote(str(log))}"
+        logger.error("what it did was recorded: %s", command)
+        return {"replay": command}
 
     def _look(self) -> list[tuple[EngineProcess, str]]:
         """Those that stand still, and for how long."""
