@@ -54,6 +54,8 @@ def test_the_arithmetic():
     # three tokens after the first piece in two seconds; the second request has no second piece
     assert numbers["time_per_output_token_ms"]["p50"] == 666.667
     assert numbers["request_latency_ms"]["max"] == 4000
+    # waiting counts: four tokens in three seconds, and four in four
+    assert numbers["normalized_latency_ms"]["mean"] == 875
 
 
 def test_a_run_without_gaps_is_no_mistake():

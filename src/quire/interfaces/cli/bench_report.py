@@ -46,6 +46,11 @@ class Timeline:
         following = sum(count for _, count in self.arrivals[1:])
         return (self.arrivals[-1][0] - self.arrivals[0][0]) / following if following else None
 
+    @property
+    def normalized_latency(self) -> float:
+        """Time per token from the arrival on, waiting included (3.6.1)."""
+        return self.latency / self.num_tokens
+
 
 @dataclass
 class Report:
@@ -79,6 +84,7 @@ class Report:
             "time_to_first_token_ms": [timeline.time_to_first_token for timeline in done],
             "inter_token_latency_ms": [gap for timeline in done for gap in timeline.gaps],
             "time_per_output_token_ms": [value for value in per_token if value is not None],
+            "normalized_latency_ms": [timeline.normalized_latency for timeline in done],
             "request_latency_ms": [timeline.latency for timeline in done],
         }
 

@@ -164,6 +164,8 @@ class Load:
         for share in (50, 99):
             note(f"{rate} between tokens p{share}", percentile(gaps, share) * 1e3, "ms")
         note(f"{rate} mean time per token", mean(t.time_per_token or 0.0 for t in timelines) * 1e3, "ms")
+        normalized = [timeline.normalized_latency for timeline in timelines if timeline.arrivals]
+        note(f"{rate} normalized latency", mean(normalized or [0.0]) * 1e3, "ms")
         note(f"{rate} requests", len(timelines) / seconds, "/s")
         note(f"{rate} goodput", sum(map(self._is_good, timelines)) / seconds, "/s")
 
