@@ -11,11 +11,15 @@ import pytest
 from quire.errors import OptionError
 from quire.interfaces.cli.program import main
 from quire.simulation.baselines.waste import MemoryUse
-from quire.simulation.paper.assumptions import Assumptions
-from quire.simulation.paper.experiment import Case, Knee, Measured, find_knee, measure
+from quire.simulation.paper.assumptions import RANGES, Assumptions
+from quire.simulation.paper.experiment import Case, Knee, Measured, capacity, find_knee, measure
 from quire.simulation.paper.figures import FIGURES
+from quire.simulation.paper.figures.derivation import LeastHostTime
 from quire.simulation.paper.figures.memory import num_slots
-from quire.simulation.paper.lab import KneeOf, Lab, RunAt
+from quire.simulation.paper.figures.real import Comparison, Ran, RunAll
+from quire.simulation.paper.figures.sensitivity import Sensitivity, points
+from quire.simulation.paper.lab import CapacityOf, KneeOf, Lab, RunAt, Under
+from quire.simulation.paper.orderings import Ordering, orderings
 from quire.simulation.paper.report import Line, Report
 from quire.simulation.paper.systems import (
     FASTER_TRANSFORMER,
@@ -101,12 +105,24 @@ def test_a_batch_is_told_at_its_end():
 
 def results_of(task):
     """As if systems differed by a factor."""
-    case = task.case if isinstance(task, KneeOf | RunAt) else task.run_at.case
-    rate = 4.0 if case.system == PAGED else 2.0
+    if isinstance(task, LeastHostTime):
+        return 0.3e-3
+    if isinstance(task, RunAll):
+        ran = {system: Ran(5.0, 2.0 if system == PAGED else 1.0) for system in (*ORCAS, PAGED)}
+        return Comparison(ran, ran, 9, 10)
+    if isinstance(task, Under):
+        return results_of(task.task)
+    rate = 4.0 if task.case.system == PAGED else 2.0
+    if isinstance(task, CapacityOf):
+        return rate
     return Knee(rate, (measured(rate / 2), measured(rate))) if isinstance(task, KneeOf) else measured(rate)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+# what has a column of the paper's
+FIGURES_OF_THE_PAPER = [name for name in FIGURES if name != "sensitivity"]
+
+
+@pytest.mark.parametrize("name", FIGURES_OF_THE_PAPER)
 def test_every_figure_says_paper_ours_and_their_ratio(name):
     figure = FIGURES[name]
     tasks = figure.tasks(ASSUMED)
@@ -157,6 +173,89 @@ def test_assumptions_can_be_changed():
     for text, words in [("x=1", "must be one of"), ("variation=a", "must be a number"), ("variation=0", "above 0")]:
         with pytest.raises(OptionError, match=words):
             Assumptions().assume([text])
+
+
+def test_a_system_serves_as_much_as_waits_long_enough():
+    """Twice as many requests change nothing, and the rate lies beside the knee."""
+    case = Case(ORACLE, OPT_13B, ALPACA)
+    rate = capacity(case, 400, ASSUMED)
+    assert capacity(case, 800, ASSUMED) == pytest.approx(rate, rel=0.1)
+    late, soon = (measure(case, factor * rate, 300, ASSUMED, drains=True).normalized_latency for factor in (1.6, 0.5))
+    assert late > 1.5 * soon
+
+
+def test_what_copies_and_prompts_come_to():
+    """Samples share their prompt, so it counts once; beams of contiguous memory copy all that there is."""
+    beams = replace(ALPACA, num_sequences=4, is_beam_search=True)
+    paged, contiguous = (measure(Case(system, OPT_13B, beams), 1.0, 30, ASSUMED) for system in (PAGED, ORACLE))
+    assert 0 < paged.num_copied_blocks < contiguous.num_copied_blocks / 2
+    shares = [
+        measure(Case(PAGED, OPT_13B, replace(ALPACA, num_sequences=n)), 1.0, 40, ASSUMED).prompt_share
+        for n in (1, 2, 6)
+    ]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_every_assumption_lies_in_its_range_and_ends_are_looked_at():
+    for name, between in RANGES.items():
+        assert between.low <= getattr(ASSUMED, name) <= between.high
+        assert set(between.figures) <= set(FIGURES)
+    changes = [point.changes for point in points()]
+    assert changes[0] == {}
+    for name, between in RANGES.items():
+        assert {name: between.low} in changes
+        assert {name: between.high} in changes
+    drawn = [one for one in changes if len(one) == len(RANGES)]
+    for name, between in RANGES.items():
+        # each of equally wide parts of the range once
+        values = sorted(one[name] for one in drawn)
+        width = (between.high / between.low) ** (1 / len(drawn))
+        edges = [between.low * width**number for number in range(len(drawn) + 1)]
+        assert all(low <= value <= high for low, value, high in zip(edges, values, edges[1:], strict=False))
+    assert points() == points()
+
+
+def test_an_ordering_holds_where_its_numbers_rise():
+    run = RunAt(Case(PAGED, OPT_13B, ALPACA), 1.0, 10)
+    numbers = tuple((name, lambda results, name=name: results[name]) for name in "abc")
+    ordering = Ordering("fig0", "a before b before c", numbers, (run,))
+    assert ordering.lead({"a": 1.0, "b": 2.0, "c": 3.0}) == 1.5
+    assert ordering.lead({"a": 1.0, "b": 2.0, "c": 1.0}) == 0.5
+
+
+def test_sensitivity_says_where_orderings_flip():
+    """As if Oracle were ahead with slow kernels."""
+    figure = Sensitivity()
+    results = {}
+    for task in figure.tasks(ASSUMED):
+        changed = dict(task.changes)
+        results[task] = results_of(task)
+        if changed == {"compute_share": RANGES["compute_share"].low} and isinstance(task.task, CapacityOf):
+            results[task] = 2.0 if task.task.case.system == PAGED else 4.0
+    report = figure.report(results, ASSUMED)
+    by_text = {(one.ordering.figure, one.ordering.text): one for one in report.findings}
+    prefixes = by_text["fig3.16", "vLLM / Oracle"]
+    assert prefixes.flips == list(prefixes.leads)  # level at 2 everywhere
+    panel = by_text["fig3.12a", "opt-13b, ShareGPT"]
+    assert panel.fixed["vLLM"] == 4.0
+    assert panel.closest == ("compute_share=0.45", 0.5)
+    assert "compute_share=0.45" in report.text()
+    assert report.markdown().count("\n") == len(report.findings) - 1
+
+
+def test_orderings_of_every_figure():
+    figures = {one.figure.rstrip("abcdef") for one in orderings(ASSUMED)}
+    assert figures == {name for name in FIGURES if name.startswith("fig")}
+
+
+def test_a_small_run_on_this_processor_beside_a_simulated_one():
+    """Figure 3.13 in small: as many at once, and the same tokens in every system."""
+    found = RunAll(160).run(ASSUMED, 0.3)
+    assert found.num_equal == found.num_requests == 48
+    assert found.real[MAX].num_batched == 7
+    assert found.real[PAGED].num_batched > 1.5 * found.real[ORACLE].num_batched > 1.5 * found.real[MAX].num_batched
+    for system in ORCAS:
+        assert found.simulated[system].num_batched == found.real[system].num_batched
 
 
 def test_the_command(tmp_path, capsys):

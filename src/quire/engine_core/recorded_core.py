@@ -18,6 +18,7 @@ from quire.config import EngineConfig, KVConnectorConfig
 from quire.engine_core.driver import Core
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import build_engine_core, make_executor
 from quire.kv_connectors import make_scheduler_half
 from quire.kv_connectors.connector import CacheLayout, Found, NamedBlocks, SchedulerHalf, Tokens
@@ -75,7 +76,13 @@ def build_core(config: EngineConfig) -> Core:
 
 
 def record_core(
-    config: EngineConfig, executor: Executor, sink: RecordSink, clock: Clock, date: str = ""
+    config: EngineConfig,
+    executor: Executor,
+    sink: RecordSink,
+    clock: Clock,
+    date: str = "",
+    *,
+    make_manager: Callable[..., KVCacheManager] = KVCacheManager,
 ) -> RecordedCore:
     """The core of a configuration, written down from its start. `clock`: seconds since the log began."""
     if not config.prefix_hash_key:
@@ -103,7 +110,7 @@ def record_core(
         half = make_scheduler_half(asked, layout)
         return half if asked is None else _recorded_half(half, sink, clock)
 
-    core = build_engine_core(config, recorded, make_half=make_half)
+    core = build_engine_core(config, recorded, make_half=make_half, make_manager=make_manager)
     sink.write(Ready(at=clock(), ready=core.ready))
     return RecordedCore(core, executor, sink, clock)
 

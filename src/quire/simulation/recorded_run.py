@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import make_executor
 from quire.engine_core.recorded_core import record_core
 from quire.messages import EngineOutputs, EngineRequest, SchedulerOutput, StepOutput, WorkerCapacity
@@ -57,11 +58,17 @@ class RecordedRun:
 
 
 def record(
-    config: EngineConfig, arrivals: Iterable[tuple[float, EngineRequest]], inner: Executor | None = None
+    config: EngineConfig,
+    arrivals: Iterable[tuple[float, EngineRequest]],
+    inner: Executor | None = None,
+    *,
+    make_manager: Callable[..., KVCacheManager] = KVCacheManager,
+    timer: Callable[[], float] = time.perf_counter,
 ) -> RecordedRun:
-    """Runs these requests one step after the other, each from its second on, until all have ended."""
+    """Runs these requests one step after the other, each from its second on, until all have ended. `timer`:
+    process_time leaves out what else the machine does."""
     run = RecordedRun()
-    core = record_core(config, inner or make_executor(config.worker), run, time.perf_counter)
+    core = record_core(config, inner or make_executor(config.worker), run, timer, make_manager=make_manager)
     decided: list[SchedulerOutput] = []
     core.watch_steps(decided.append)
     # keeps the numbers of rows beside the worker
@@ -74,10 +81,10 @@ def record(
             now = max(now, pending[0][0])
         while pending and pending[0][0] <= now:
             core.add(pending.popleft()[1])
-        began = time.perf_counter()
+        began = timer()
         outputs = core.step()
         if decided:
-            run.seconds.append(time.perf_counter() - began)
+            run.seconds.append(timer() - began)
             now += run.seconds[-1]
             counter.execute(decided.pop())
         run.outputs.append((now, outputs))

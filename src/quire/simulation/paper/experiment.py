@@ -7,7 +7,7 @@ run ends with the last arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from quire.simulation.replica import Replica
 _WARM_UP = 0.2
 # requests between two looks whether it is lost anyway; so many times memory is counted
 _LOOK_EVERY = 50
+# requests a second: before a step is over all have come
+_AT_ONCE = 1e7
 _NUM_COUNTS = 1000
 
 
@@ -52,9 +54,11 @@ class Measured:
     memory: MemoryUse
     # blocks that sharing saves, of those that there would be without it
     saved_share: float
-    # of all tokens of context that are kept, those of prompts
+    # of all tokens of context that are kept, those of prompts, which samples of one prompt share
     prompt_share: float
     num_preemptions: float
+    # because a sequence would else write into what another one needs
+    num_copied_blocks: float = 0
     was_given_up: bool = False
 
 
@@ -79,8 +83,11 @@ class _Seen:
         sequences = [one for request in running for one in request.sequences.values()]
         self.num_saved += manager.account(sequences).num_blocks_saved_by_sharing
         self.num_held += manager.pool.num_held
-        self.num_prompt_tokens += sum(min(one.num_computed_tokens, one.request.num_prompt_tokens) for one in sequences)
-        self.num_tokens += sum(one.num_computed_tokens for one in sequences)
+        for request in running:
+            computed = [one.num_computed_tokens for one in request.sequences.values()]
+            num_prompt = min(max(computed, default=0), request.num_prompt_tokens)
+            self.num_prompt_tokens += num_prompt
+            self.num_tokens += num_prompt + sum(max(0, one - num_prompt) for one in computed)
 
 
 def measure(
@@ -119,8 +126,21 @@ def measure(
         saved_share=seen.num_saved / max(1.0, seen.num_saved + seen.num_held),
         prompt_share=seen.num_prompt_tokens / max(1, seen.num_tokens),
         num_preemptions=run.replica.statistics()["num_preemptions_total"],
+        num_copied_blocks=run.replica.core.scheduler.manager.num_copied_blocks,
         was_given_up=run.sum_of_normalized_latencies() > most,
     )
+
+
+def capacity(case: Case, num_requests: int, assumed: Assumptions, seed: int = 0) -> float:
+    """Requests a second that it serves when all wait from the start: of the middle half of those that end, while the
+    first ones have filled the memory and the last ones have not yet left it."""
+    run = _Run(deploy_system(case.system, case.setup, assumed, dict(case.options)))
+    for number, arrival in enumerate(case.workload.arrivals(_AT_ONCE, num_requests, assumed, seed)):
+        run.arrive(number, arrival)
+    run.replica.advance()
+    ends = np.sort(np.fromiter(run.ends(), dtype=np.float64))
+    first, last = num_requests // 4, 3 * num_requests // 4
+    return (last - first) / float(ends[last] - ends[first])
 
 
 class _Run:
@@ -140,6 +160,10 @@ class _Run:
 
     def _end(self, record: Record) -> None:
         self._ended[record.number] = record.ended_at
+
+    def ends(self) -> Iterable[float]:
+        """When its requests have ended."""
+        return self._ended.values()
 
     def sum_of_normalized_latencies(self) -> float:
         now = self.replica.clock.now()

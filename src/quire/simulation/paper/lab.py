@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quire.engine_core.executor.modelled import StepWork
 from quire.simulation.paper.assumptions import Assumptions
-from quire.simulation.paper.experiment import Case, Knee, Measured, find_knee, measure
+from quire.simulation.paper.experiment import Case, Knee, Measured, capacity, find_knee, measure
 from quire.simulation.paper.systems import PAGED, deploy_system
 
 # A system keeps up while an answer's token takes no longer than so many steps of the engine with one sequence.
@@ -59,6 +59,28 @@ class KneeOf:
             )
 
         return find_knee(run, bound, self.start)
+
+
+@dataclass(frozen=True)
+class CapacityOf:
+    """Requests a second, when so many wait from the start. It takes one run, where a knee takes ten."""
+
+    case: Case
+    num_requests: int
+
+    def run(self, assumed: Assumptions, scale: float) -> float:
+        return capacity(self.case, round(self.num_requests * scale), assumed)
+
+
+@dataclass(frozen=True)
+class Under:
+    """A task with other values of some assumptions."""
+
+    task: Task
+    changes: tuple[tuple[str, float], ...]
+
+    def run(self, assumed: Assumptions, scale: float) -> Any:
+        return self.task.run(assumed.under(dict(self.changes)), scale)
 
 
 def latency_bound(case: Case, assumed: Assumptions) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,18 @@ class Line:
         return self.ours / nearest if nearest else None
 
 
+class Told(Protocol):
+    """What a command prints and writes."""
+
+    @property
+    def charts(self) -> dict[str, str]:
+        """SVG by file name."""
+
+    def text(self) -> str: ...
+
+    def markdown(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Report:
     """`charts`: SVG by file name."""
@@ -41,28 +54,31 @@ class Report:
     def markdown(self) -> str:
         """Rows of a table."""
         return "\n".join(
-            f"| {self.name} | {line.name} | {_paper(line)} | {_number(line.ours)}{line.unit} | {_ratio(line)} |"
-            for line in self.lines
+            f"| {self.name} | {line.name} | {_paper(line)} | {_ours(line)} | {_ratio(line)} |" for line in self.lines
         )
 
 
 def _row(line: Line, width: int) -> str:
-    return f"{line.name:<{width}}  {_paper(line):>14}  {_number(line.ours) + line.unit:>10}  {_ratio(line)}".rstrip()
+    return f"{line.name:<{width}}  {_paper(line):>14}  {_ours(line):>10}  {_ratio(line)}".rstrip()
 
 
 def _ratio(line: Line) -> str:
     return "" if line.ratio is None else f"{line.ratio:.2f}"
 
 
+def _ours(line: Line) -> str:
+    return f"{number_in_words(line.ours)}{line.unit}"
+
+
 def _paper(line: Line) -> str:
     if line.paper is None:
         return "-"
     if isinstance(line.paper, tuple):
-        return f"{_number(line.paper[0])} - {_number(line.paper[1])}{line.unit}"
-    return f"{_number(line.paper)}{line.unit}"
+        return f"{number_in_words(line.paper[0])} - {number_in_words(line.paper[1])}{line.unit}"
+    return f"{number_in_words(line.paper)}{line.unit}"
 
 
-def _number(value: float) -> str:
+def number_in_words(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -28,16 +28,17 @@ MakeManager = Callable[..., KVCacheManager]
 # the engine itself, and what it is compared with
 PAGED, ORACLE, POW2, MAX, FASTER_TRANSFORMER = "vLLM", "Orca (Oracle)", "Orca (Pow2)", "Orca (Max)", "FasterTransformer"
 ORCAS = (MAX, POW2, ORACLE)
-_MANAGERS: dict[str, MakeManager] = {
-    PAGED: KVCacheManager,
-    ORACLE: with_buddies(oracle),
-    POW2: with_buddies(power_of_two_output(MAX_MODEL_LEN)),
-    MAX: with_buddies(longest(MAX_MODEL_LEN)),
-    FASTER_TRANSFORMER: with_buddies(longest(MAX_MODEL_LEN)),
-}
 # all prompts of a batch start together there, however long they are
 _WHOLE_BATCH = 64 * MAX_MODEL_LEN
 _STEP_TOKENS = 2560
+
+
+def manager_of(system: str, max_model_len: int = MAX_MODEL_LEN) -> MakeManager:
+    """Who gives memory there."""
+    if system == PAGED:
+        return KVCacheManager
+    reservations = {ORACLE: oracle, POW2: power_of_two_output(max_model_len)}
+    return with_buddies(reservations.get(system, longest(max_model_len)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class SystemDeployment(Deployment):
         policy = RunToEnd() if self.system == FASTER_TRANSFORMER else Fifo()
         executor = self.executor(clock)
         executor.confidence = self.confidence
-        return build_engine_core(self.config, executor, policy=policy, make_manager=_MANAGERS[self.system])
+        return build_engine_core(self.config, executor, policy=policy, make_manager=manager_of(self.system))
 
 
 def deploy_system(
@@ -113,4 +114,10 @@ def _efficiency(setup: Setup, assumed: Assumptions, options: dict[str, Any]) -> 
     block_bytes = shape.kv_bytes_per_token("float16") * options.get("block_size", EngineOptions.block_size)
     copying = 2 * shape.num_layers * assumed.seconds_per_copy
     seconds = block_bytes / general.host_bytes_per_second + copying
-    return replace(general, seconds_per_layer=assumed.seconds_per_layer, host_bytes_per_second=block_bytes / seconds)
+    return replace(
+        general,
+        compute=assumed.compute_share,
+        memory=assumed.bandwidth_share,
+        seconds_per_layer=assumed.seconds_per_layer,
+        host_bytes_per_second=block_bytes / seconds,
+    )

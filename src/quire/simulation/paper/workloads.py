@@ -33,6 +33,7 @@ class Workload:
     shared_prefix: int = 0
     # conversations: the last so many tokens of what was said, and an answer of at most as many
     chat_tokens: int = 0
+    max_model_len: int = MAX_MODEL_LEN
 
     def arrivals(self, rate: float, num_requests: int, assumed: Assumptions, seed: int = 0) -> Iterator[Arrival]:
         rng = np.random.default_rng(seed)
@@ -56,7 +57,7 @@ class Workload:
             rounds = rng.integers(0, assumed.most_rounds, count, endpoint=True)
             history = rounds * int(self.mean_prompt + self.mean_output)
             return np.minimum(prompts + history, self.chat_tokens), np.minimum(outputs, self.chat_tokens)
-        most = MAX_MODEL_LEN - self.shared_prefix
+        most = self.max_model_len - self.shared_prefix
         prompts = np.minimum(prompts, most // 2)
         return prompts, np.minimum(outputs, most - prompts)
 

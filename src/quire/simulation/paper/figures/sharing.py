@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from quire.simulation.charts.bar_chart import Panel, bar_charts
-from quire.simulation.paper.assumptions import Assumptions
-from quire.simulation.paper.experiment import Case, Measured, measure
-from quire.simulation.paper.lab import RunAt, Task
+from quire.simulation.paper.assumptions import RANGES, Assumptions
+from quire.simulation.paper.experiment import Case
+from quire.simulation.paper.lab import RunAt, Task, Under
 from quire.simulation.paper.report import Line, Report
-from quire.simulation.paper.systems import OPT_13B, PAGED
+from quire.simulation.paper.systems import OPT_13B, ORACLE, PAGED
 from quire.simulation.paper.workloads import ALPACA, SHAREGPT, Workload
 
 # beams whose candidates are about alike, and beams of which one is far ahead
-_RANGE = (0.1, 4.0)
+_RANGE = (RANGES["confidence"].low, RANGES["confidence"].high)
 
 
-@dataclass(frozen=True)
-class RunWith:
-    """A run under another confidence than the one that is assumed."""
-
-    run_at: RunAt
-    confidence: float
-
-    def run(self, assumed: Assumptions, scale: float) -> Measured:
-        at = self.run_at
-        return measure(at.case, at.rate, round(at.num_requests * scale), replace(assumed, confidence=self.confidence))
+def _under(run: RunAt, confidence: float) -> Under:
+    return Under(run, (("confidence", confidence),))
 
 
 class SavedBlocks:
@@ -43,10 +35,10 @@ class SavedBlocks:
     }
 
     @staticmethod
-    def _run(dataset: Workload, n: int, is_beam_search: bool) -> RunAt:
+    def _run(dataset: Workload, n: int, is_beam_search: bool, system: str = PAGED) -> RunAt:
         workload = replace(dataset, num_sequences=n, is_beam_search=is_beam_search)
         rate, num_requests = (4.0, 300) if dataset is ALPACA else (0.4, 120)
-        return RunAt(Case(PAGED, OPT_13B, workload), rate / n * 2, num_requests)
+        return RunAt(Case(system, OPT_13B, workload), rate / n * 2, num_requests)
 
     def tasks(self, assumed: Assumptions) -> Sequence[Task]:
         plain: list[Task] = [
@@ -55,7 +47,9 @@ class SavedBlocks:
             for is_beam in (False, True)
             for n in self._WIDTHS
         ]
-        return [*plain, *(RunWith(self._run(ALPACA, n, True), value) for n in self._WIDTHS for value in _RANGE)]
+        # 3.4.4: contiguous memory copies all that a beam's parent has computed
+        naive = [self._run(ALPACA, n, True, ORACLE) for n in self._WIDTHS]
+        return [*plain, *naive, *(_under(self._run(ALPACA, n, True), value) for n in self._WIDTHS for value in _RANGE)]
 
     def report(self, results: dict[Task, Any], assumed: Assumptions) -> Report:
         lines, panels = [], []
@@ -72,8 +66,14 @@ class SavedBlocks:
                 groups = [str(n) for n in self._WIDTHS]
                 panels.append(Panel(f"{dataset.name}, {kind}", groups, {"paper": shown, "ours": list(ours)}))
         for n in self._WIDTHS:
+            # 3.3: what samples of one prompt could share; the paper does not say of how many
+            prompts = results[self._run(ALPACA, n, False)].prompt_share
+            lines.append(Line(f"Alpaca: {n} parallel samples, prompts' share of the tokens", 100 * prompts, 12.0, " %"))
+            naive = results[self._run(ALPACA, n, True, ORACLE)].num_copied_blocks
+            copied = results[self._run(ALPACA, n, True)].num_copied_blocks / max(1.0, naive)
+            lines.append(Line(f"Alpaca: {n} beams, blocks copied of those without sharing", 100 * copied, None, " %"))
             for value in _RANGE:
-                share = results[RunWith(self._run(ALPACA, n, True), value)].saved_share
+                share = results[_under(self._run(ALPACA, n, True), value)].saved_share
                 lines.append(Line(f"Alpaca: {n} beams, confidence {value:g}", 100 * share, None, " %"))
         chart = bar_charts("Blocks saved by sharing in %", panels)
         return Report(self.name, "blocks saved by sharing, OPT-13B", lines, {"fig3.15": chart})
