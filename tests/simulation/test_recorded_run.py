@@ -120,6 +120,7 @@ def test_other_times_lead_to_other_decisions(model):
     config = options_of(pick, "plain", model)
     arrivals = list(requests_of(pick, "plain"))
     run = record(config, arrivals)
-    run.seconds = [10 * seconds for seconds in run.seconds] + [1.0] * 1000
+    # none: what arrives later is never waited for, however busy the machine is that was recorded
+    run.seconds = [1e-9] * 10_000
     found = simulated(run, config, arrivals, with_answers=False)
     assert found != [decision_of(decided) for decided in run.decisions]
