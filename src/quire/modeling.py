@@ -1,4 +1,5 @@
-"""What the author of a model imports; docs/adding-a-model.md shows how. Nothing here is needed to use Quire."""
+"""What the author of a model imports (docs/adding-a-model.md), and who trains one (docs/training.md). Nothing here is
+needed to use Quire."""
 
 from quire.worker.attention import Attention, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.layers import (
@@ -31,6 +32,8 @@ from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.state_cache import RecurrentLayer, StateTensor, TokenSpans
+from quire.worker.training.adapter import LoRA
+from quire.worker.training.trained_model import TrainedModel, load_for_training
 
 __all__ = [
     "MERGED",
@@ -51,6 +54,7 @@ __all__ = [
     "LMHead",
     "LatentProjection",
     "LayerNorm",
+    "LoRA",
     "MergedColumnParallelLinear",
     "Nullable",
     "QKVParallelLinear",
@@ -63,10 +67,12 @@ __all__ = [
     "StateSpaceScan",
     "StateTensor",
     "TokenSpans",
+    "TrainedModel",
     "VocabEmbedding",
     "activation",
     "head_of",
     "latent_parts",
+    "load_for_training",
     "load_weight",
     "make_parameter",
 ]

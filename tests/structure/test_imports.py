@@ -119,6 +119,7 @@ LAZY_ONLY = {
     ("kv_connectors", "connector scheduler half"): "the table of connectors finds a half by name",
     ("kv_connectors", "connector worker half"): "the same",
     ("front door", "modeling"): "`quire.modeling` is for authors of models; `import quire` must not pay for it",
+    ("command line", "modeling"): "`quire verify` holds the served model against the one that is trained",
     ("engine_client", "engine_core"): "the client reaches the core only where it launches it",
     ("engine_client", "executor"): "the same",
 }

@@ -228,6 +228,11 @@ def recurrent_layers(model: nn.Module) -> dict[str, StatefulLayer]:
     return found
 
 
+def layer_of(index: int) -> StatefulLayer:
+    """The layer that an operator's number stands for."""
+    return _layers[index]
+
+
 def _number(layer: StatefulLayer) -> int:
     global _next_index
     index = _next_index

@@ -27,6 +27,7 @@ COMMANDS = {
     "trace": ("quire.interfaces.cli.trace", "save the last decisions of a running server as a trace"),
     "replay": ("quire.interfaces.cli.replay", "run a recorded run of an engine once more, and say where it differs"),
     "plan": ("quire.interfaces.cli.plan", "say what a model needs and a machine allows, before loading"),
+    "verify": ("quire.interfaces.cli.verify", "hold a model against Transformers, or its engine against training"),
     "simulate": ("quire.interfaces.cli.simulate", "run a trace of requests on devices that are not here"),
     "repro": ("quire.interfaces.cli.repro", "run the figures of the paper on the simulated engine"),
     "api-key": ("quire.interfaces.cli.api_key", "make a key for a server, and its line for the key file"),

@@ -154,6 +154,11 @@ def attention_layers(model: nn.Module) -> dict[str, Attention]:
     return found
 
 
+def layer_of(index: int) -> Attention:
+    """The layer that an operator's number stands for."""
+    return _layers[index]
+
+
 def _number(layer: Attention) -> int:
     global _next_index
     index = _next_index

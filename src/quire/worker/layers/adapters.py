@@ -91,6 +91,11 @@ class AdapterStack:
             b[part][:, :own] = piece.b
         return PackedAdapter(rank, *self._format.pack(a, b))
 
+    @property
+    def slots(self) -> Tensor:
+        """The memory of all a matrices: what an operator knows the slots by."""
+        return self._a
+
     def fill(self, slot: int, adapter: PackedAdapter | None) -> None:
         """Another adapter takes the slot, or one that has nothing for this layer."""
         self._ranks[slot] = 0

@@ -41,7 +41,7 @@ class HeadLinear(ColumnParallelLinear):
         self.num_heads = self.group.share_of(num_heads, "num_attention_heads")
         self.head_outputs = head_outputs
         # views of `packed`, by head
-        self._packed_heads: list[Tensor] = []
+        self.packed_heads: list[Tensor] = []
 
     def pack_weights(self) -> None:
         """Each head's matrix, packed one after the other in one tensor."""
@@ -56,12 +56,12 @@ class HeadLinear(ColumnParallelLinear):
             self.packed = torch.cat(packed)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
         # all heads are packed alike, so they have one length; the tensor may have come from a file
-        self._packed_heads = list(self.packed.chunk(self.num_heads))
+        self.packed_heads = list(self.packed.chunk(self.num_heads))
 
     def forward(self, x_THK: Tensor) -> Tensor:
         if self.packed is None:
             return torch.einsum("thk,hnk->thn", x_THK, self.weight.view(self.num_heads, self.head_outputs, -1))
-        return kernels.grouped_linear(x_THK, None, self._packed_heads, [], self.head_outputs)
+        return kernels.grouped_linear(x_THK, None, self.packed_heads, [], self.head_outputs)
 
 
 def _packed(weight: Tensor | QuantizedWeight) -> Tensor | None:

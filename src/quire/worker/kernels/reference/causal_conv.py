@@ -42,5 +42,5 @@ def causal_conv(
             for w in range(width):
                 sum_C = sum_C + inputs_uC[i + w] * weight_WC[w]
             out_TC[starts[s] + i] = F.silu(sum_C) if has_silu else sum_C
-        window_SWC[s] = inputs_uC[num_kept - 1 : num_kept - 1 + width]
+        window_SWC[s] = inputs_uC[num_kept - 1 : num_kept - 1 + width].detach()
     states.scatter(buffer)

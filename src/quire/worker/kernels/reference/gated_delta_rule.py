@@ -48,13 +48,13 @@ def gated_delta_rule(
         state_VKE = state_SVKE[s].clone()
         for index, t in enumerate(range(starts[s], starts[s + 1])):
             if index >= num_read:
-                state_VKE *= (-a_log_V.exp() * F.softplus(a_TV[t] + dt_bias_V)).exp()[:, None, None]
+                state_VKE = state_VKE * (-a_log_V.exp() * F.softplus(a_TV[t] + dt_bias_V)).exp()[:, None, None]
                 read_VE = (state_VKE * key_TVK[t].unsqueeze(-1)).sum(dim=1)
                 change_VE = (value_TVE[t] - read_VE) * b_TV[t].sigmoid().unsqueeze(-1)
-                state_VKE += key_TVK[t].unsqueeze(-1) * change_VE.unsqueeze(1)
+                state_VKE = state_VKE + key_TVK[t].unsqueeze(-1) * change_VE.unsqueeze(1)
             out_TVE[t] = (state_VKE * query_TVK[t].unsqueeze(-1)).sum(dim=1).to(out_TVE.dtype)
             if index == num_kept - 1:
-                state_SVKE[s] = state_VKE
+                state_SVKE[s] = state_VKE.detach()
     states.scatter(buffer)
 
 

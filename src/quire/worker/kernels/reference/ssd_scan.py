@@ -48,10 +48,10 @@ def ssd_scan(
         for index, t in enumerate(range(starts[s], starts[s + 1])):
             if index >= num_read:
                 dt_H = F.softplus(dt_TH[t] + dt_bias_H).clamp(least_dt, most_dt)
-                state_HPN *= (-dt_H * a_log_H.exp()).exp()[:, None, None]
-                state_HPN += (dt_H.unsqueeze(-1) * x[t]).unsqueeze(-1) * b_THN[t].unsqueeze(1)
+                state_HPN = state_HPN * (-dt_H * a_log_H.exp()).exp()[:, None, None]
+                state_HPN = state_HPN + (dt_H.unsqueeze(-1) * x[t]).unsqueeze(-1) * b_THN[t].unsqueeze(1)
             out = (state_HPN * c_THN[t].unsqueeze(1)).sum(dim=-1) + d_H.float().unsqueeze(-1) * x[t]
             out_THP[t] = out.to(out_THP.dtype)
             if index == num_kept - 1:
-                state_SHPN[s] = state_HPN
+                state_SHPN[s] = state_HPN.detach()
     states.scatter(buffer)

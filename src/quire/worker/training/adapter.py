@@ -1,0 +1,148 @@
+"""An adapter (LoRA) that is trained: two thin matrices for each target, in float32, and the slot that they are served
+from. Written to a folder as PEFT does, which an engine loads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.json_files import read_object
+from quire.worker.adapter_files import CONFIG_FILE, WEIGHTS_FILE, AdapterTargets
+from quire.worker.layers.adapters import AdapterStack, LowRank
+from quire.worker.layers.linear import QKVParallelLinear, ReplicatedLinear
+from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.training.products import LowRankMaster, stand_for
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which modules of the checkpoint get an adapter, by the ends of their names, and how wide it is."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: Sequence[str] = TARGETS
+    # A begins with random numbers, B with zeros, so that the first step is that of the model; or both with an adapter
+    seed: int = 0
+    folder: str | None = None
+
+    @classmethod
+    def of(cls, folder: str) -> LoRA:
+        """Goes on with an adapter that was trained before."""
+        values = read_object(Path(folder) / CONFIG_FILE)
+        targets = values.get("target_modules")
+        if not isinstance(targets, list) or values.get("use_rslora") or values.get("rank_pattern"):
+            raise ModelError(
+                f"{folder}: only adapters of one rank, with a list of target_modules, are trained further."
+            )
+        return cls(rank=values["r"], alpha=values["lora_alpha"], targets=targets, folder=folder)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One target: its name in the checkpoint, and where its outputs lie in a layer of the model."""
+
+    module: str
+    number: int
+    master: LowRankMaster
+
+
+class TrainedAdapter:
+    """The only one of its model, in slot 0."""
+
+    def __init__(self, model: nn.Module, lora: LoRA, names: Iterator[str], dtype: torch.dtype) -> None:
+        """`names`: of the checkpoint's tensors."""
+        self.lora = lora
+        self._dtype = dtype
+        targets = AdapterTargets.of(model, lora.rank, dtype)
+        checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
+        generator = torch.Generator().manual_seed(lora.seed)
+        self._parts: dict[str, list[_Part]] = {}
+        for name in sorted(names):
+            module = name.removesuffix(".weight")
+            if module == name or module.rpartition(".")[2] not in lora.targets:
+                continue
+            for placed, part, _ in checkpoint_map.place(name, torch.empty(0, 0)):
+                layer_name = placed.removesuffix(".weight")
+                if layer_name in targets.layers:
+                    layer, _ = targets.layers[layer_name]
+                    self._parts.setdefault(layer_name, []).append(_part(module, layer, part, lora, generator))
+        if not self._parts:
+            raise ModelError(
+                f"lora: the model has no linear layer named {', '.join(lora.targets)} that takes adapters."
+            )
+        self._stacks: dict[str, AdapterStack] = {name: targets.layers[name][1] for name in self._parts}
+        for name, stack in self._stacks.items():
+            stand_for(stack.slots, partial(list, [part.master for part in self._parts[name]]))
+        if lora.folder is not None:
+            self.load(Path(lora.folder))
+        self.pack()
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """With the names that PEFT gives them in a file."""
+        for parts in self._parts.values():
+            for part in parts:
+                key = f"base_model.model.{part.module}"
+                yield f"{key}.lora_A.weight", part.master.a
+                yield f"{key}.lora_B.weight", part.master.b
+
+    @torch.no_grad()
+    def pack(self) -> int:
+        """Into the slot, rounded as an engine rounds what it reads from a file."""
+        for name, stack in self._stacks.items():
+            pieces = {
+                part.number: LowRank(part.master.a.to(self._dtype), (part.master.b * part.master.scale).to(self._dtype))
+                for part in self._parts[name]
+            }
+            stack.fill(0, stack.pack(pieces))
+        return len(self._stacks)
+
+    def save(self, folder: Path) -> None:
+        """As PEFT would. Each file is whole at any time: who reads meanwhile gets the one before."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "peft_type": "LORA",
+            "r": self.lora.rank,
+            "lora_alpha": self.lora.alpha,
+            "target_modules": sorted(
+                {part.module.rpartition(".")[2] for parts in self._parts.values() for part in parts}
+            ),
+        }
+        unfinished = folder / f".{WEIGHTS_FILE}.part"
+        save_file({name: tensor.detach().contiguous() for name, tensor in self.named()}, unfinished)
+        unfinished.replace(folder / WEIGHTS_FILE)
+        (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """What `save` has written."""
+        stored = load_file(folder / WEIGHTS_FILE)
+        own = dict(self.named())
+        if stored.keys() != own.keys():
+            raise ModelError(f"{folder}: holds other modules than those that are trained. Give lora the same targets.")
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+        self.pack()
+
+
+def _part(module: str, layer: ReplicatedLinear, part: object, lora: LoRA, generator: torch.Generator) -> _Part:
+    number = layer.parts.index(part) if isinstance(layer, QKVParallelLinear) else (part or 0)
+    assert isinstance(number, int)
+    sizes = layer.part_sizes
+    start = [0, *accumulate(sizes)][number]
+    a: Tensor = torch.empty(lora.rank, layer.in_features)
+    nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+    b = torch.zeros(sizes[number], lora.rank)
+    outputs = slice(start, start + sizes[number])
+    return _Part(module, number, LowRankMaster(nn.Parameter(a), nn.Parameter(b), lora.alpha / lora.rank, outputs))
