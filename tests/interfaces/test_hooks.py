@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +17,7 @@ import pytest
 from quire.errors import OptionError, RequestError
 from quire.hooks import FinishedSequence, Hook, HookedRequest, Refusal, SequenceTokens, Verdict
 from quire.interfaces.hooks.banned_text import BannedText
+from quire.interfaces.hooks.first_part import FirstPart
 from quire.interfaces.hooks.guarded_client import open_client
 from quire.interfaces.hooks.loading import hooks_of
 from quire.interfaces.llm import LLM
@@ -235,6 +237,17 @@ def test_a_request_that_is_refused_never_reaches_the_engine() -> None:
         assert llm.statistics()["num_hook_refusals_total"] == 1
 
 
+def test_prefixes_are_pinned_whatever_hooks_say() -> None:
+    """Nobody sees what is computed for one."""
+
+    class Forbidding(Hook):
+        def on_admit(self, request: HookedRequest) -> Refusal | None:
+            return Refusal(reason="nothing at all")
+
+    with LLM(hooks=[Forbidding()]) as llm:
+        assert llm.pin_prefix("Once upon a time there was a fox. " * 3).num_tokens > 16
+
+
 # ---- failure ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +303,41 @@ def test_calls_that_hang_are_replaced_and_then_given_up() -> None:
         assert llm.statistics()["num_hook_calls_lost"] <= 32
         assert threading.active_count() - before < 60
         hook.end.set()
+
+
+class Crowded(Hook):
+    """Counts how many of its calls run at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.002)
+        with self.lock:
+            self.now -= 1
+        return None
+
+
+def test_one_request_does_not_take_all_threads() -> None:
+    hook = Crowded()
+    with hooked_llm(hook) as llm:
+        outputs = answers(llm, list(range(40, 80)), n=24)
+        assert [one.token_ids for one in outputs] == [list(range(40, 80 - index)) for index in range(24)]
+    assert 1 <= hook.most <= 8
+
+
+def test_a_part_of_a_list_does_not_grow() -> None:
+    numbers = [5, 6, 7]
+    part = FirstPart(numbers)
+    numbers.append(8)
+    assert (list(part), part[-1], part[1:], part[::-1], len(part)) == ([5, 6, 7], 7, [6, 7], [7, 6, 5], 3)
+    assert (part[:9], part[-2:], part[2:1], 8 in part, part == [5, 6, 7]) == ([5, 6, 7], [6, 7], [], False, True)
+    with pytest.raises(IndexError):
+        part[3]
 
 
 # ---- in a process of its own -----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.hooks.judging import Hooks
 from quire.interfaces.hooks.loading import hooks_of, names_among
+from quire.interfaces.hooks.unhooked import unhooked
 from quire.interfaces.image_rendering import ImageRendering
 from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
@@ -489,8 +490,9 @@ class AsyncLLM:
         return await self._held.running.control(name, args)
 
     async def compute(self, request: EngineRequest) -> RequestOutput:
-        """A checked request, run to its end. Raises what ended it instead."""
-        return await self._gathered(PreparedRequest(request, None, shows_logprobs=False))
+        """A checked request whose output no client sees, run to its end. Raises what ended it instead."""
+        with unhooked():
+            return await self._gathered(PreparedRequest(request, None, shows_logprobs=False))
 
     # ------------------------------------------------------------------------------------------ inside
 

@@ -132,8 +132,8 @@ class HeldEngine:
         try:
             self.ready = await self._open()
             assert self.parts is not None
-            await self.parts.furnish(calls)
             await self._open_hooks(calls)
+            await self.parts.furnish(calls)
         except BaseException:
             # a cancelled or failed start leaves no process behind
             self.ready = None

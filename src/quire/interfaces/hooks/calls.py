@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from quire.interfaces.hooks.inside import within_a_hook
+from quire.interfaces.hooks.unhooked import unhooked
 
 # they mostly wait: for the engine, or for somebody far away
-_NUM_THREADS = 16
+_NUM_THREADS = 64
 # those that are left behind in a call that does not end
 _MOST_LOST = 32
 _MOST_WAITING = 4096
@@ -94,7 +94,7 @@ class HookThreads:
             outcome: Any = None
             error: Exception | None = None
             try:
-                with within_a_hook():
+                with unhooked():
                     outcome = call.function()
             except Exception as raised:
                 error = raised

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.interfaces.engine_calls import EngineCalls
-from quire.interfaces.hooks.inside import within_a_hook
+from quire.interfaces.hooks.unhooked import unhooked
 from quire.interfaces.requests import PreparedRequest
 from quire.outputs import EmbeddingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -44,7 +44,7 @@ class EngineOfHooks:
         return self._wait(whole()).outputs[0].text
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        with within_a_hook():
+        with unhooked():
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         return future.result()
 

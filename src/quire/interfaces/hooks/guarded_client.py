@@ -12,8 +12,8 @@ import msgspec
 from quire.engine_client import AsyncEngineClient, Link, Mailbox, RequestStream
 from quire.errors import RequestError
 from quire.interfaces.hooks.guarded_stream import GuardedStream
-from quire.interfaces.hooks.inside import is_within_a_hook
 from quire.interfaces.hooks.judging import Hooks
+from quire.interfaces.hooks.unhooked import is_unhooked
 from quire.messages import EngineRequest, PermitTokens
 
 
@@ -39,7 +39,7 @@ class GuardedClient(AsyncEngineClient):
         return request_id in self._guarded or super().is_open(request_id)
 
     def open_all(self, requests: Sequence[EngineRequest], at_end: Collection[int] = ()) -> Sequence[RequestStream]:
-        if is_within_a_hook():
+        if is_unhooked():
             return super().open_all(requests, at_end)
         for request in requests:
             self._check(request)

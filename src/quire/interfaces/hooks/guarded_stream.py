@@ -19,6 +19,7 @@ from quire.engine_client import Mailbox, TokenDelta
 from quire.engine_client.mailbox import nobody
 from quire.errors import EngineDeadError, QuireError
 from quire.hooks import FinishedSequence, HookedRequest, SequenceTokens, Verdict
+from quire.interfaces.hooks.first_part import FirstPart
 from quire.interfaces.hooks.judging import Cancel, Hooks
 from quire.messages import EngineRequest, PermitTokens, TokenLogprobs, TokenMask
 from quire.renderer import Renderer, TextStream
@@ -26,6 +27,8 @@ from quire.sampling_params import SamplingParams
 
 logger = logging.getLogger("quire.hooks")
 STOPPED = "content_filter"
+# Sequences of one request that hooks look at at once: others want to be looked at, too.
+_MOST_LOOKS = 8
 
 
 class Sender(Protocol):
@@ -123,6 +126,9 @@ class GuardedStream:
         self._reader: Callable[[], None] = nobody
         self._cancel_admission: Cancel | None = None
         self._is_closed = False
+        # sequences that are looked at now, and those that wait for it
+        self._num_looks = 0
+        self._waiting: dict[int, _Sequence] = {}
 
     def begin(self) -> None:
         """It is sent, or asked about first."""
@@ -168,6 +174,7 @@ class GuardedStream:
         self._is_closed = True
         if self._cancel_admission is not None:
             self._cancel_admission()
+        self._waiting.clear()
         for one in self._sequences:
             self._leave(one, "abort", None)
         self._pending = {}
@@ -231,6 +238,7 @@ class GuardedStream:
             self._hear()
 
     def _end_all(self, finish_reason: str, error: str | None = None) -> None:
+        self._waiting.clear()
         for one in self._sequences:
             if not one.is_over:
                 is_refused = error is not None
@@ -284,9 +292,13 @@ class GuardedStream:
         if not self._hooks.watching:
             self._judged(sequence, len(sequence.token_ids), sequence.last is not None, Verdict())
             return
+        if self._num_looks >= _MOST_LOOKS:
+            self._waiting[sequence.index] = sequence
+            return
+        self._num_looks += 1
         text = sequence.text()
-        token_ids = tuple(sequence.token_ids)
-        lengths = tuple(sequence.lengths)
+        token_ids = FirstPart(sequence.token_ids)
+        lengths = FirstPart(sequence.lengths)
         is_last = sequence.last is not None
         each = [
             SequenceTokens(
@@ -305,7 +317,8 @@ class GuardedStream:
 
     def _judged(self, sequence: _Sequence, num_tokens: int, is_last: bool, verdict: Verdict) -> None:
         """`num_tokens`: those that were looked at."""
-        sequence.cancel = None
+        if sequence.cancel is not None:
+            self._end_look(sequence)
         if sequence.is_over:
             return
         sequence.num_judged = num_tokens
@@ -324,6 +337,12 @@ class GuardedStream:
                 self._permit(sequence, verdict)
                 self._consider(sequence)
         self._tell()
+
+    def _end_look(self, sequence: _Sequence) -> None:
+        sequence.cancel = None
+        self._num_looks -= 1
+        while self._waiting and self._num_looks < _MOST_LOOKS:
+            self._consider(self._waiting.pop(next(iter(self._waiting))))
 
     def _stop(self, sequence: _Sequence, num_tokens: int, verdict: Verdict) -> None:
         keep = num_tokens - verdict.hold if verdict.keep is None else min(verdict.keep, num_tokens)
@@ -375,9 +394,10 @@ class GuardedStream:
             return
         sequence.is_over = True
         self._num_open -= 1
+        self._waiting.pop(sequence.index, None)
         if sequence.cancel is not None:
             sequence.cancel()
-            sequence.cancel = None
+            self._end_look(sequence)
         self._hooks.finish(
             FinishedSequence(
                 request=self._seen,

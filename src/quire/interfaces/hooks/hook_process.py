@@ -30,6 +30,7 @@ from quire.hooks import (
     Verdict,
     has,
 )
+from quire.interfaces.hooks.first_part import FirstPart
 from quire.sampling_params import SamplingParams
 
 _PROGRAM = "quire.interfaces.hooks.hook_process"
@@ -128,7 +129,8 @@ class HookProcess(Hook):
 
 def _plain(subject: Any) -> dict[str, Any]:
     """Its fields, as far as they travel."""
-    return {one.name: getattr(subject, one.name) for one in fields(subject) if one.name not in _LEFT_OUT}
+    found = {one.name: getattr(subject, one.name) for one in fields(subject) if one.name not in _LEFT_OUT}
+    return {name: value[:] if isinstance(value, FirstPart) else value for name, value in found.items()}
 
 
 # ---- over there ------------------------------------------------------------------------------------------------------
