@@ -10,12 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.blocking_client import BlockingClient
+from tests.support.token_engine import TokenEngine
 
-from quire.config import EngineOptions, resolve
-from quire.engine_client import open_link
 from quire.errors import OptionError
-from quire.messages import EngineRequest, KVTransfer
+from quire.messages import KVTransfer
 from quire.sampling_params import SamplingParams
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -42,8 +40,8 @@ FREE_DRAFTS = {
 names = itertools.count()
 
 
-class Engine:
-    """A core in this process, reached by its client."""
+class Engine(TokenEngine):
+    """With the memory connector, if it has a store."""
 
     def __init__(self, path: Path, store: str | None, **options: Any) -> None:
         values: dict[str, Any] = {
@@ -58,34 +56,7 @@ class Engine:
         }
         if store is not None:
             values |= {"kv_connector": "memory", "kv_connector_args": {"store": store}}
-        config, _ = resolve(EngineOptions(model=str(path), **(values | options)))
-        self.client = BlockingClient(open_link(config, in_own_process=False))
-        self._ids = itertools.count()
-
-    def run(
-        self,
-        prompts: list[list[int]],
-        samplings: list[SamplingParams],
-        transfers: list[KVTransfer] | None = None,
-    ) -> list[list[int]]:
-        """The tokens that each of them got here."""
-        ids = [next(self._ids) for _ in prompts]
-        for place, (number, prompt, sampling) in enumerate(zip(ids, prompts, samplings, strict=True)):
-            transfer = transfers[place] if transfers else None
-            self.client.add(
-                EngineRequest(
-                    request_id=number, prompt_token_ids=prompt, sampling=sampling, seed=100 + place, transfer=transfer
-                )
-            )
-        tokens: dict[int, list[int]] = {number: [] for number in ids}
-        while self.client.num_open:
-            for number, delta in self.client.receive():
-                assert delta.error is None, delta.error
-                tokens[number] += delta.token_ids
-        return [tokens[number] for number in ids]
-
-    def number(self, name: str) -> int:
-        return int(self.client.control("statistics")[name])
+        super().__init__(model=str(path), **(values | options))
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -6,15 +6,14 @@ Cores share tiers. What one reads is checked cell by cell: a block that is broug
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.shelf import Shelf
 
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.kv_connectors.tiered.payload import Frames
 from quire.kv_connectors.tiered.settings import TierSettings
-from quire.kv_connectors.tiered.stores.store import StoreState
 from quire.kv_connectors.tiered.tiers import Tiers
 from quire.messages import AbortRequests, KVTransfer, Tenancy
 from quire.testing.core import CoreUnderTest
@@ -26,35 +25,6 @@ BLOCK_SIZE = 4
 NUM_TOKENS = 6
 
 in_both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
-class Shelf:
-    """A store that a test can stop, lose and spoil."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.before_each: Callable[[], None] = lambda: None
-
-    def exists_many(self, names: list[str]) -> list[bool]:
-        self.before_each()
-        return [name in self.values for name in names]
-
-    def get_many(self, names: list[str]) -> list[bytes | None]:
-        self.before_each()
-        return [self.values.get(name) for name in names]
-
-    def put_many(self, values: list[tuple[str, bytes]]) -> None:
-        self.before_each()
-        self.values.update(values)
-
-    def delete(self, names: list[str]) -> None:
-        for name in names:
-            self.values.pop(name, None)
-
-    def stat(self) -> StoreState:
-        return StoreState(len(self.values), None)
-
-    def close(self) -> None: ...
 
 
 def tiers_over(shelf: Shelf | None, *, host_bytes: int = 1 << 20, max_wait: float = 30.0) -> Tiers:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.support.shelf import Shelf
 
 from quire.errors import OptionError
 from quire.kv_connectors.connector import BlockLoad, BlockSpill, CacheLayout
@@ -18,7 +19,6 @@ from quire.kv_connectors.tiered.payload import Frames, Payload
 from quire.kv_connectors.tiered.questions import Questions
 from quire.kv_connectors.tiered.scheduler import TieredScheduler, namespace_of
 from quire.kv_connectors.tiered.settings import TierSettings
-from quire.kv_connectors.tiered.stores.store import StoreState
 from quire.kv_connectors.tiered.tiers import Tiers, open_tiers
 from quire.kv_connectors.tiered.worker import TieredWorker
 from quire.messages import LayerSpec
@@ -108,39 +108,6 @@ def test_a_breaker_opens_lets_one_in_and_closes() -> None:
 
 
 # ---- stores that fail
-
-
-class Shelf:
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.num_calls = 0
-        self.before_each: Callable[[], object] = lambda: None
-
-    def _begin(self) -> None:
-        self.num_calls += 1
-        self.before_each()
-
-    def exists_many(self, names: list[str]) -> list[bool]:
-        self._begin()
-        return [name in self.values for name in names]
-
-    def get_many(self, names: list[str]) -> list[bytes | None]:
-        self._begin()
-        return [self.values.get(name) for name in names]
-
-    def put_many(self, values: list[tuple[str, bytes]]) -> None:
-        self._begin()
-        self.values.update(values)
-
-    def delete(self, names: list[str]) -> None:
-        self._begin()
-        for name in names:
-            self.values.pop(name, None)
-
-    def stat(self) -> StoreState:
-        return StoreState()
-
-    def close(self) -> None: ...
 
 
 def guarded(shelf: Shelf, clock: Callable[[], float] | None = None) -> GuardedStore:

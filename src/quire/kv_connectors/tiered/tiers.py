@@ -34,8 +34,8 @@ class _Writer:
 
     store: GuardedStore
     waiting: deque[tuple[bytes, Payload]] = field(default_factory=deque)
+    # what is being written included
     num_bytes: int = 0
-    is_writing: bool = False
 
 
 class Tiers:
@@ -90,7 +90,7 @@ class Tiers:
             return self._changed.wait_for(self._has_written_all, seconds)
 
     def _has_written_all(self) -> bool:
-        return not any(writer.waiting or writer.is_writing for writer in self._writers)
+        return not any(writer.num_bytes for writer in self._writers)
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -133,14 +133,13 @@ class Tiers:
                 self._changed.wait_for(lambda: writer.waiting or self.is_closed)
                 if self.is_closed:
                     return
-                batch = _take_batch(writer)
-                writer.is_writing = True
+                batch, num_bytes = _take_batch(writer)
             there = writer.store.exists(list(batch))
             missing = {name: payload for name, payload in batch.items() if name not in there}
             if missing:
                 writer.store.put(missing)
             with self._changed:
-                writer.is_writing = False
+                writer.num_bytes -= num_bytes
                 self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------ what can be seen
@@ -161,15 +160,15 @@ class Tiers:
         }
 
 
-def _take_batch(writer: _Writer) -> dict[bytes, Payload]:
+def _take_batch(writer: _Writer) -> tuple[dict[bytes, Payload], int]:
+    """Blocks, and their bytes."""
     batch: dict[bytes, Payload] = {}
     num_bytes = 0
     while writer.waiting and len(batch) < MOST_IN_BATCH and num_bytes < BATCH_BYTES:
         name, payload = writer.waiting.popleft()
         batch[name] = payload
         num_bytes += payload.nbytes
-        writer.num_bytes -= payload.nbytes
-    return batch
+    return batch, num_bytes
 
 
 _opened: WeakValueDictionary[TierSettings, Tiers] = WeakValueDictionary()
