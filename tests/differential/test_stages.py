@@ -40,7 +40,7 @@ def check(tmp_path, family, **options):
     core = real_core(path, **{**OPTIONS, **options})
     num_under_way = []
 
-    def look(decision):
+    def look(decision, work):
         under_way = [row for step in core.scheduler._in_flight for row in step.rows.tolist()]
         assert len(set(under_way)) == len(under_way), "a row is in two steps at once"
         num_under_way.append(len(core.scheduler._in_flight))

@@ -36,12 +36,12 @@ def test_what_is_written_is_read():
     assert page.read().is_busy
     writer.serves()
     writer.receives()
-    writer.begins(decision(1, [3, 4]))
+    writer.begins(decision(1, [3, 4]), 12)
     writer.has_done()
     writer.rests()
     pulse = page.read()
     assert pulse._replace(beats=0, step_began=0) == Pulse(
-        is_serving=True, is_busy=False, num_done=1, num_received=1, num_tokens=7
+        is_serving=True, is_busy=False, num_done=1, num_received=1, num_tokens=12
     )
     assert pulse.step_began > 0
     page.close()
@@ -54,7 +54,7 @@ def test_the_last_hundred_steps_are_kept():
     writer = PulseWriter(os.dup(page.descriptor))
     assert page.last_steps() == []
     for step in range(1, 251):
-        writer.begins(decision(step, [step, 1, 1]))
+        writer.begins(decision(step, [step, 1, 1]), 1000)
     found = page.last_steps()
     assert [one["step"] for one in found] == list(range(151, 251))
     last = found[-1]

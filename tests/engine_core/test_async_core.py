@@ -56,6 +56,16 @@ def test_what_a_step_brings_is_seen_one_call_later() -> None:
     assert core.executor.work.num_steps == 3, "the greatest length is known beforehand"
 
 
+def test_who_watches_the_steps_hears_of_all_that_are_under_way() -> None:
+    """A small step is decided while a large one runs: whoever waits for both waits for the large one."""
+    core = CoreUnderTest(is_async=True)
+    works: list[int] = []
+    core.core.watch_steps(lambda decision, work: works.append(work))
+    core.add(1, PROMPT, max_tokens=4)
+    core.run()
+    assert works == [len(PROMPT), len(PROMPT) + 1, 2, 2]
+
+
 def test_one_token_past_a_stop_is_computed_and_never_seen() -> None:
     core = CoreUnderTest(is_async=True)
     core.add(1, PROMPT, max_tokens=12, stop_token_ids=[EXPECTED[4]])

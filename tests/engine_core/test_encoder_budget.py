@@ -77,6 +77,18 @@ def test_an_image_beyond_the_budget_has_a_step_of_its_own() -> None:
     assert {end.finish_reason for end in steps.core.ends.values()} == {"length"}
 
 
+def test_the_work_of_a_step_has_the_whole_image_that_it_begins() -> None:
+    steps = Steps(100, budget=6)
+    works: list[int] = []
+    steps.core.core.watch_steps(lambda decision, work: works.append(work))
+    steps.add(0, [1], length=20)
+    steps.core.run()
+    assert works == [6 + 20, 6 + 20, 6 + 20, 4 + 20, 1]
+    steps.core.add(1, [7, 7, 7], max_tokens=1)
+    steps.core.run()
+    assert works[5:] == [3]
+
+
 def test_equal_images_count_once() -> None:
     steps = Steps(LENGTH)
     steps.add(0, [1, 1, 1])

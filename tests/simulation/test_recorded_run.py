@@ -90,7 +90,7 @@ def simulated(run, config, arrivals, *, with_answers):
     clock = VirtualClock()
     core = build_engine_core(config, modelled_worker(run, config, clock, with_answers=with_answers))
     decisions = []
-    core.watch_steps(lambda decided: decisions.append(decision_of(Decided.of(decided, 0.0))))
+    core.watch_steps(lambda decided, work: decisions.append(decision_of(Decided.of(decided, 0.0))))
     for at, request in arrivals:
         while core.has_work and clock.now() < at:
             core.step()

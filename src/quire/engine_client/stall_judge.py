@@ -81,7 +81,7 @@ class StallJudge:
         return self._timeout + self._patience(pulse)
 
     def _patience(self, pulse: Pulse) -> float:
-        """With the step that was begun last."""
+        """With the steps that are under way."""
         return _PATIENCE_WITH_TOKENS * pulse.num_tokens * self.seconds_per_token
 
     def _reason(self, pulse: Pulse, num_sent: int) -> str:
@@ -91,5 +91,5 @@ class StallJudge:
         if num_sent > pulse.num_received:
             unread = num_sent - pulse.num_received
             return f"The engine stalled: {still}, {unread} messages wait to be read."
-        last = f"the step that began last has {pulse.num_tokens} tokens"
+        last = f"the steps under way have {pulse.num_tokens} tokens"
         return f"The engine stalled: {still}, after {pulse.num_done} messages and steps; {last}."

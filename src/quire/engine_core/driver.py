@@ -54,8 +54,8 @@ class Core(Protocol):
     def step(self) -> EngineOutputs: ...
     def shutdown(self) -> None: ...
 
-    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
-        """Has `on_step` called before each step, with what was decided."""
+    def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
+        """Has `on_step` called before each step: what was decided, and the tokens of all steps that are under way then."""
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
@@ -93,8 +93,8 @@ class CoreDriver:
     def has_work(self) -> bool:
         return not self.is_dead and self._core.has_work
 
-    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
-        """Has `on_step` called with each decision before its step begins."""
+    def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
+        """As the core does."""
         self._core.watch_steps(on_step)
 
     def loss_descriptors(self) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ class EngineCore:
         self._feed = feed
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
-        self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
+        self._on_step: Callable[[SchedulerOutput, int], None] = _tell_nobody
         kept = scheduler.manager.kept
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
@@ -124,7 +124,7 @@ class EngineCore:
         failpoint("before_schedule")
         decision = self.scheduler.schedule()
         if decision is not None:
-            self._on_step(decision)
+            self._on_step(decision, self.scheduler.work_in_flight)
             failpoint("before_execute")
             self._in_flight.append(self.executor.execute(decision))
         if len(self._in_flight) > (self._depth if decision is not None else 0):
@@ -163,8 +163,8 @@ class EngineCore:
             self._checked()
         return held, outputs
 
-    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
-        """Has `on_step` called before each step, with what was decided."""
+    def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
+        """Has `on_step` called before each step: what was decided, and the tokens of all steps that are under way then."""
         self._on_step = on_step
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
@@ -196,5 +196,5 @@ class EngineCore:
         return True
 
 
-def _tell_nobody(decision: SchedulerOutput) -> None:
+def _tell_nobody(decision: SchedulerOutput, work: int) -> None:
     """Nobody watches the steps."""

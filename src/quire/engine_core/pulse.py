@@ -61,8 +61,9 @@ class Pulse(NamedTuple):
     num_done: int = 0
     # messages that were taken from the socket
     num_received: int = 0
-    # of the step that was begun last: its tokens, and when, in nanoseconds of the system's monotonic clock
+    # of all steps that were under way when one was begun last: while one runs, the next is decided
     num_tokens: int = 0
+    # when that was, in nanoseconds of the system's monotonic clock
     step_began: int = 0
 
 
@@ -153,13 +154,13 @@ class PulseWriter:
         """One more message, which is dealt with now."""
         self._numbers[_NUM_RECEIVED] += 1
 
-    def begins(self, decision: SchedulerOutput) -> None:
-        """A step that was just decided."""
+    def begins(self, decision: SchedulerOutput, work: int) -> None:
+        """A step that was just decided, and the tokens of all that are under way with it, those of images that they
+        encode included."""
         now = time.monotonic_ns()
-        num_tokens = decision.num_scheduled_tokens
-        self._numbers[_NUM_TOKENS] = num_tokens
+        self._numbers[_NUM_TOKENS] = work
         self._numbers[_STEP_BEGAN] = now
-        self._steps.write(decision, num_tokens, now)
+        self._steps.write(decision, decision.num_scheduled_tokens, now)
 
     def has_done(self) -> None:
         """A message or a step is behind us."""

@@ -108,6 +108,19 @@ class Rows:
             self.media[row] = media
             self.media_until[row] = media[-1].end
 
+    def num_image_tokens(self, rows: IntArray, num_tokens: IntArray) -> int:
+        """Of the images that these grants touch, each content once: an image is encoded whole."""
+        if not self.media:
+            return 0
+        starts = self.num_computed[rows]
+        ends = starts + num_tokens
+        lengths: dict[bytes, int] = {}
+        for number in np.flatnonzero(starts < self.media_until[rows]).tolist():
+            for image in self.media[int(rows[number])]:
+                if image.start < ends[number] and image.end > starts[number]:
+                    lengths[image.content_hash] = image.length
+        return sum(lengths.values())
+
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
         self.whole_ranges.pop(row, None)

@@ -70,7 +70,7 @@ def record(
     run = RecordedRun()
     core = record_core(config, inner or make_executor(config.worker), run, timer, make_manager=make_manager)
     decided: list[SchedulerOutput] = []
-    core.watch_steps(decided.append)
+    core.watch_steps(lambda decision, work: decided.append(decision))
     # keeps the numbers of rows beside the worker
     counter = ModelledExecutor(run.capacity, LinearCosts(), answers=lambda step: _last_answer(run))
     counter.on_step = lambda decision, work, done_at: run.works.append(work)

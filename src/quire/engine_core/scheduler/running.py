@@ -90,6 +90,8 @@ class StepInFlight:
     # by how much each row's total grew with what it was to sample and to propose
     growth: IntArray
     num_changes: int
+    # its tokens and those of images that it may encode, for whoever judges how long it takes
+    work: int
 
 
 class StepsInFlight(deque[StepInFlight]):

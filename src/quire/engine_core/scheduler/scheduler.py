@@ -187,6 +187,11 @@ class Scheduler:
         self._num_steps += token_ids.shape[1]
         return self._leap.advance(rows, token_ids)
 
+    @property
+    def work_in_flight(self) -> int:
+        """Of the steps that were decided and have no results yet, in tokens."""
+        return sum(step.work for step in self._in_flight)
+
     def update_from_output(self, output: StepOutput) -> EngineOutputs:
         """The results of the earliest step that has none yet."""
         return self._results.settle(output)
@@ -197,11 +202,14 @@ class Scheduler:
 
     def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
+        work = int(num_tokens.sum()) + self.rows.num_image_tokens(rows, num_tokens)
         self.rows.grant(rows, num_tokens)
         self._shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
-        self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
+        self._in_flight.append(
+            StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work)
+        )
         changes = self.lifecycle.changes
         self.lifecycle.changes = WorkerChanges()
         decision = SchedulerOutput(
