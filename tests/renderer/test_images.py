@@ -54,6 +54,7 @@ BAD = {
     "http": "http://127.0.0.1/a.png",
     "metadata": "http://169.254.169.254/latest",
     "no base64": "data:image/png;base64,!!!!",
+    "a lone surrogate": "data:image/png;base64,\ud800AAA",
     "no comma": "data:image/png;base64",
     "video": "data:video/jpeg;base64,AAAA,BBBB",
     "text": url(b"hello"),

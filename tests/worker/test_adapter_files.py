@@ -97,6 +97,16 @@ def test_configurations_that_are_refused(house, good, change, words):
             "tensors; no adapter of this model has more than 84",
         ),
         (lambda t: t.update({first(t).removeprefix("base_model.model."): torch.zeros(4, 64)}), "is there twice"),
+        # all three projections in one, beside each of them
+        (
+            lambda t: t.update(
+                {
+                    first(t).replace("q_proj", "qkv_proj"): torch.zeros(4, 64),
+                    first(t, "B").replace("q_proj", "qkv_proj"): torch.zeros(128, 4),
+                }
+            ),
+            "is the same part of the model as another",
+        ),
         # a scale of 8 / 4
         (lambda t: t.update({first(t, "B"): torch.full((64, 4), 3e38)}), "not finite, or not when they are scaled"),
         (lambda t: t.clear(), "holds no tensors|has nothing"),

@@ -155,7 +155,8 @@ def _content_of(url: str, where: str) -> bytes:
     head = url[: max(0, comma)].lower()
     if not head.endswith(";base64") or not head.startswith("data:image/"):
         raise _refused("must begin with data:image/FORMAT;base64, and go on in base64.", where)
-    return url[comma + 1 :].encode()
+    # what is not ASCII is no base64 either
+    return url[comma + 1 :].encode("ascii", "replace")
 
 
 def _refused(why: str, where: str) -> RequestError:

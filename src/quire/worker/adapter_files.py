@@ -237,6 +237,11 @@ class _Reader:
             parts = weights.setdefault(layer_name, {})
             pieces = {part: piece} if part is not None else dict(enumerate(piece.split(layer.whole_part_sizes)))
             for number, rows in pieces.items():
+                if number in parts:
+                    raise ModelError(
+                        f"{WEIGHTS_FILE}: {_short(module)}: is the same part of the model as another module there, of "
+                        "which one would be lost. Leave one of them out."
+                    )
                 parts[number] = LowRank(layer.inputs_of(a), layer.outputs_of(rows, number))
 
     def _places(self, module: str, b: Tensor) -> list[tuple[str, int | None, Tensor]]:
