@@ -2,17 +2,19 @@
 
 import base64
 import io
+import json
 import re
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from quire.errors import RequestError
+from quire.errors import ModelError, RequestError
 from quire.renderer.decoding_process import Asked
 from quire.renderer.image_decoder import ImageDecoder
 from quire.renderer.image_processor import ImageProcessor
@@ -193,3 +195,31 @@ def test_the_same_image_twice_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
 def test_a_line_is_no_image():
     with pytest.raises(RequestError, match="factor of 200"):
         PROCESSOR.expand([5], [(noise(1, 300), "x")], None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"patch_size": 0}, "patch_size=0: must be from 1"),
+        ({"patch_size": -14}, "patch_size=-14"),
+        ({"merge_size": 0}, "merge_size=0"),
+        ({"temporal_patch_size": 1 << 40}, "temporal_patch_size=1099511627776: must be from 1 to 1024"),
+        ({"patch_size": float("inf")}, "cannot convert float infinity"),
+        ({"max_pixels": -1}, "max_pixels=-1"),
+        ({"min_pixels": 1 << 70, "max_pixels": 1 << 71}, "must be from 1 to 1073741824"),
+        ({"min_pixels": 4000, "max_pixels": 3000}, "the second the greater one"),
+        ({"min_pixels": 1, "max_pixels": 783}, "not below the 784 pixels of a token"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std=.* must be 3 numbers"),
+        ({"image_mean": [0.5]}, "image_mean=.* must be 3 numbers"),
+        ({"image_mean": ["a", "b", "c"]}, "could not convert"),
+        ({"size": 5}, "has no attribute"),
+        ([], "has no attribute"),
+    ],
+)
+def test_a_processor_whose_numbers_cannot_be(given: object, words: str, tmp_path: Path):
+    """Each would be an error of every image, or of a step."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    with pytest.raises(ModelError, match=words) as caught:
+        ImageProcessor.find(tmp_path, {"model_type": "qwen2_5_vl", "image_token_id": 5})
+    assert str(caught.value).startswith(str(tmp_path / "preprocessor_config.json"))
+    assert "\n" not in str(caught.value)

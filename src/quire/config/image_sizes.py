@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelError
+from quire.errors import ModelError, one_line
 
 # What is resized to whole cells, and what is brought to one size.
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _POOLED = "gemma3"
 _COLOURS = 3
+# of a square's side in patches or pixels, and of frames: published ones have up to 16
+_LONGEST_SIDE = 1024
+_MOST_PIXELS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,19 @@ class ImageSizes:
     temporal_patch_size: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
+
+    def __post_init__(self) -> None:
+        """ValueError: no image can be cut so."""
+        sides = {name: getattr(self, name) for name in ("patch_size", "merge_size", "temporal_patch_size")}
+        for name, side in sides.items():
+            if not 1 <= side <= _LONGEST_SIDE:
+                raise ValueError(f"{name}={side}: must be from 1 to {_LONGEST_SIDE}.")
+        cell = (self.patch_size * self.merge_size) ** 2
+        if not 1 <= self.min_pixels <= self.max_pixels <= _MOST_PIXELS or cell > self.max_pixels:
+            raise ValueError(
+                f"min_pixels={self.min_pixels}, max_pixels={self.max_pixels}: must be from 1 to {_MOST_PIXELS}, the "
+                f"second the greater one and not below the {cell} pixels of a token."
+            )
 
     @classmethod
     def read(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageSizes | None:
@@ -46,8 +62,8 @@ class ImageSizes:
                 min_pixels=int(given.get("min_pixels") or size.get("shortest_edge") or cls.min_pixels),
                 max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
             )
-        except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-            raise not_valid(file) from error
+        except (ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+            raise not_valid(file, error) from error
 
     @classmethod
     def _one_size(cls, hf_config: Mapping[str, Any]) -> ImageSizes:
@@ -88,8 +104,9 @@ def read_preprocessor(folder: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
-        raise not_valid(file) from error
+        raise not_valid(file, error) from error
 
 
-def not_valid(file: Path) -> ModelError:
-    return ModelError(f"{file}: not a valid image processor's configuration.")
+def not_valid(file: Path, error: Exception) -> ModelError:
+    why = one_line(error)
+    return ModelError(f"{file}: no image processor's configuration ({why}). Take the one that belongs to the model.")

@@ -164,7 +164,7 @@ class EngineCore:
         return held, outputs
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
-        """Has `on_step` called before each step: what was decided, and the tokens of all steps that are under way then."""
+        """Has `on_step` called before each step: what was decided, and the tokens of all steps under way with it."""
         self._on_step = on_step
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:

@@ -67,15 +67,15 @@ class ImageProcessor:
                 return PooledImageProcessor.read(folder / _FILE, given, hf_config, sizes, max_images)
             return cls(
                 image_token_id=int(hf_config["image_token_id"]),
-                mean=tuple(given.get("image_mean") or _MEAN),
-                std=tuple(given.get("image_std") or _STD),
+                mean=colours_of(given, "image_mean", _MEAN),
+                std=colours_of(given, "image_std", _STD),
                 max_images=max_images,
                 **vars(sizes),
             )
         except ModelError:
             raise
         except (ValueError, TypeError, AttributeError) as error:
-            raise not_valid(folder / _FILE) from error
+            raise not_valid(folder / _FILE, error) from error
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
         """A text whose marks of images stand as the model has learned them."""
@@ -174,6 +174,14 @@ class ImageProcessor:
         rows, columns = height // side // merge, width // side // merge
         cells = pixels_HWC.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
         return np.ascontiguousarray(cells).reshape(rows * columns * merge**2, 3, side * side)
+
+
+def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) -> tuple[float, ...]:
+    """A number for each colour. ValueError: it cannot be one that pixels are divided by."""
+    numbers = tuple(float(number) for number in given.get(name) or default)
+    if len(numbers) != len(default) or not all(map(math.isfinite, numbers)) or (name == "image_std" and 0 in numbers):
+        raise ValueError(f"{name}={str(numbers)[:80]}: must be {len(default)} numbers, and those of image_std not 0.")
+    return numbers
 
 
 def _param_of(sources: Sequence[tuple[Any, str]]) -> str:

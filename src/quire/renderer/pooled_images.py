@@ -15,7 +15,7 @@ from typing import Any
 from quire.config.image_sizes import ImageSizes
 from quire.errors import ModelError
 from quire.messages import Media
-from quire.renderer.image_processor import ImageProcessor
+from quire.renderer.image_processor import ImageProcessor, colours_of
 from quire.renderer.tokenizer import Tokenizer
 
 _HALVES = (0.5, 0.5, 0.5)
@@ -44,8 +44,8 @@ class PooledImageProcessor(ImageProcessor):
             image_token_id=int(hf_config.get("image_token_index", 262_144)),
             opening_id=int(hf_config.get("boi_token_index", 255_999)),
             closing_id=int(hf_config.get("eoi_token_index", 256_000)),
-            mean=tuple(given.get("image_mean") or _HALVES),
-            std=tuple(given.get("image_std") or _HALVES),
+            mean=colours_of(given, "image_mean", _HALVES),
+            std=colours_of(given, "image_std", _HALVES),
             max_images=max_images,
             resample=int(given.get("resample") or _BILINEAR),
             **vars(sizes),

@@ -207,9 +207,7 @@ class Scheduler:
         self._shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
-        self._in_flight.append(
-            StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work)
-        )
+        self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work))
         changes = self.lifecycle.changes
         self.lifecycle.changes = WorkerChanges()
         decision = SchedulerOutput(
