@@ -155,6 +155,17 @@ def test_the_fuzz_finds_a_hook_that_holds_too_little() -> None:
     assert any(found)
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_special_token_hides_nothing(skips: bool) -> None:
+    """A server's parsers show the text around it as if it were not there."""
+    renderer = fake_renderer()
+    special = next(token for token in range(fake_config().facts.vocab_size) if not renderer.decode([token]))
+    sec, ret = (renderer.encode(text, add_special_tokens=False) for text in ("a sec", "ret"))
+    with hooked_llm(BannedText(["secret"])) as llm:
+        [one] = answers(llm, [*sec, special, *ret], skip_special_tokens=skips)
+        assert (one.text, one.finish_reason) == ("a ", "content_filter")
+
+
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 

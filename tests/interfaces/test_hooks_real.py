@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine_core.launch import make_executor
 from quire.hooks import Hook, SequenceTokens, Verdict
 from quire.interfaces.hooks.banned_text import BannedText
+from quire.messages import PermitTokens
+from quire.observability.run_log import RunLog
+from quire.observability.run_records import Received
 from quire.outputs import RequestOutput
+from quire.simulation.replay import Replay, config_of
 
 PROMPTS = ["Once upon a time", "What is a block?", "The dog", "Count from 3 to 9", "A scheduler"]
 _NIGHTLY: list[dict[str, Any]] = [
@@ -98,6 +104,20 @@ def test_masks_and_forced_tokens_hold_for_what_comes_next(options: dict[str, Any
                 assert one.token_ids[8] == 310
                 others = [token for place, token in enumerate(one.token_ids) if place not in (2, 3, 8)]
                 assert len(set(others)) == len(others) == 11
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_a_run_with_verdicts_is_replayed(with_model: bool, tmp_path: Path) -> None:
+    log = tmp_path / "run.qlog"
+    params = SamplingParams(max_tokens=14, temperature=1.0, seed=3, ignore_eos=True, n=2)
+    with LLM(hooks=[Masking()], record=str(log)) as llm:
+        llm.generate(PROMPTS[:5], params, use_tqdm=False)
+    messages = [record.message for record in RunLog(log) if isinstance(record, Received)]
+    assert sum(isinstance(message, PermitTokens) for message in messages) > 20
+    opened = RunLog(log)
+    outcome = Replay(opened, make_executor(config_of(opened.header).worker) if with_model else None).run()
+    assert outcome.difference is None
+    assert outcome.num_steps > 10
 
 
 def test_a_mask_that_leaves_nothing_fails_its_own_sequence() -> None:

@@ -435,9 +435,10 @@ def hooked_request(
 
 
 def _text_of(request: EngineRequest, renderer: Renderer) -> TextStream | None:
-    """The text as the client sees it, but for stop strings: these are looked for in what is shown."""
+    """The text without special tokens, also where the request shows them or a parser takes them out later: else one of
+    them could stand in the middle of what a hook looks for. Stop strings are looked for in what is shown."""
     if not renderer.has_tokenizer:
         return None
-    sampling = request.sampling
-    as_seen = SamplingParams(skip_special_tokens=sampling.skip_special_tokens, stop_token_ids=sampling.stop_token_ids)
-    return renderer.open_stream(request.prompt_token_ids, as_seen)
+    return renderer.open_stream(
+        request.prompt_token_ids, SamplingParams(stop_token_ids=request.sampling.stop_token_ids)
+    )
