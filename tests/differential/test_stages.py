@@ -23,12 +23,13 @@ SAMPLE = {
 }
 OTHERS = [
     "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3_groups",
-    "llama4", "lfm2", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3",
+    "llama4", "lfm2", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3", "gemma4_moe",
 ]  # fmt: skip
 WAYS = ways(40)
 # those with several block tables need more for one request
 MORE_BLOCKS = {
     "qwen2_moe": 80, "gpt_oss": 80, "llama4": 80, "granitemoehybrid": 80, "gemma3": 80, "qwen3_next": 80,
+    "gemma4_moe": 80,
 }  # fmt: skip
 OPTIONS = {"pipeline_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20}
 
@@ -219,7 +220,15 @@ def test_a_row_that_fails_on_one_stage_fails_alone(tmp_path, monkeypatch, way, p
     assert {number: told for number, told in found.items() if number not in failed} == expected
 
 
-def test_a_family_whose_layers_cannot_be_divided_is_refused_by_name(tmp_path):
-    path = make_checkpoint(tmp_path, "gemma4")
-    with pytest.raises(ModelError, match="pipeline_parallel_size=2: the layers of Gemma4ForCausalLM"):
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "each takes an input of its own"),
+        ({"hidden_size_per_layer_input": 0}, "some read keys and values that others have made"),
+    ],
+    ids=["own inputs", "shared keys"],
+)
+def test_layers_that_cannot_be_divided_are_refused_by_name(tmp_path, changes, why):
+    path = make_checkpoint(tmp_path, "gemma4", **changes)
+    with pytest.raises(ModelError, match=f"pipeline_parallel_size=2: the layers of Gemma4ForCausalLM.*{why}"):
         real_core(path, **OPTIONS)

@@ -325,7 +325,6 @@ _RENAMED = {
 
 
 class Gemma4ForCausalLM(CausalLM):
-    reason_not_to_divide = "layers read keys and values, and inputs, that were made before others"
     architectures: tuple[str, ...] = ("Gemma4ForCausalLM",)
     config_names = {"hidden_activation": "hidden_act"}
     config_defaults: dict[str, Any] = {
@@ -363,6 +362,10 @@ class Gemma4ForCausalLM(CausalLM):
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = Gemma4Model(config, max_model_len)
         super().__init__(model, head_of(config, model.embed_tokens))
+        if model.own_inputs is not None:
+            self.reason_not_to_divide = "each takes an input of its own, made of the tokens before the first one"
+        elif any(layer.source is not None for layer in config.shape.layers):
+            self.reason_not_to_divide = "some read keys and values that others have made"
         self.checkpoint_map = CheckpointMap(
             merged=MERGED,
             prefixes={"model.language_model.": "model."},

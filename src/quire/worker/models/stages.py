@@ -133,7 +133,7 @@ def _decoder_layers(model: Any, stages: StageGroup) -> nn.ModuleDict | Any:
     """The layers by number, as their list holds them: what is left of it keeps its names, and is gone through in
     order."""
     reason = _reason_to_refuse(model)
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and _is_of_layers(module)]
+    lists = _outermost([one for one in model.modules() if isinstance(one, nn.ModuleList) and _is_of_layers(one)])
     if reason is None and len(lists) != 1:
         reason = "they are no single list"
     if reason is None and len(lists[0]) < stages.size:
@@ -152,6 +152,11 @@ def _reason_to_refuse(model: Any) -> str | None:
     if not isinstance(model, CausalLM):
         return "it is no decoder of Quire's"
     return model.reason_not_to_divide
+
+
+def _outermost(lists: list[nn.ModuleList]) -> list[nn.ModuleList]:
+    """A layer may have several attentions in a list of its own."""
+    return [one for one in lists if not any(one in other.modules() for other in lists if other is not one)]
 
 
 def _is_of_layers(modules: Iterable[nn.Module]) -> bool:
