@@ -142,7 +142,7 @@ def test_two_processes_in_front_of_two_copies(tmp_path):
                "--device", "cpu", "--num-gpu-blocks-override", "500", "--crash-reports", str(tmp_path)]  # fmt: skip
     with ServerProcess(command, {"OMP_NUM_THREADS": "1"}) as server:
         url = server.wait_ready()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         body = {"prompt": [5, 6, 7] * 20, "max_tokens": 8, "temperature": 0}
         status, expected = ask(url, "/v1/completions", body)
         assert status == 200
@@ -151,10 +151,12 @@ def test_two_processes_in_front_of_two_copies(tmp_path):
         def answers_from_both():
             """Until each process has answered, on connections that the system gives to either."""
             begin = len(server.output)
-            while not all(f"access{process}: POST" in server.output[begin:] for process in ("", " [process 1]")):
+            lines = [f"access{process}: POST /v1/completions 200" for process in ("", " [process 1]")]
+            while not all(line in server.output[begin:] for line in lines):
                 assert time.monotonic() < deadline, server.output
                 status, answer = ask(url, "/v1/completions", body)
-                assert (status, json.loads(answer)["choices"][0]["text"]) == (200, text)
+                # one that has not met the successor yet when the other copy dies has none for a moment
+                assert status == 503 or (status, json.loads(answer)["choices"][0]["text"]) == (200, text)
 
         answers_from_both()
         # each counts its own requests, and the first one the copies
