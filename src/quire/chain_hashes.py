@@ -26,6 +26,8 @@ class ChainHasher:
         self.block_size = block_size
         # The key comes from the system, not from the engine's seed: it must not be guessed, and it changes no output.
         key = os.urandom(32) if key is None else key
+        # what the weights have become since the engine was started; empty: they are those of the checkpoint
+        self.weights_version = b""
         self._keyed = hashlib.blake2b(digest_size=_DIGEST_SIZE, key=key)
 
     def own(self, parent: bytes, scope: bytes) -> bytes:
@@ -34,7 +36,7 @@ class ChainHasher:
 
     def root(self, content_key: bytes) -> bytes:
         """What the first block's hash is chained to."""
-        return self.digest(content_key)
+        return self.digest(self.weights_version + content_key)
 
     def chain(
         self, parent: bytes, tokens: Iterable[int] | np.ndarray, contents: Iterable[bytes] | None = None

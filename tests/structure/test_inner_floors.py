@@ -38,7 +38,7 @@ FLOORS = {
         ("recorded_core",),
         ("launch",),
         ("engine_core",),
-        ("cache_feed", "observation"),
+        ("cache_feed", "observation", "weights"),
         ("process", "scheduler"),
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),

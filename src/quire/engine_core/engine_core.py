@@ -15,6 +15,7 @@ from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.engine_core.weights import Weights
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
 from quire.messages import (
@@ -71,6 +72,7 @@ class EngineCore:
             "release_kept": kept.release,
             "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
+            "update_weights": Weights(scheduler, executor.control).update,
             **Observation(scheduler).operations(),
             **adapters.operations(),
         }

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
@@ -45,6 +46,7 @@ from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
+from quire.interfaces.weights import UpdatedWeights, update_weights
 from quire.lora_request import LoRARequest
 from quire.messages import EngineReady, EngineRequest, Tenancy
 from quire.observability.recorded import Recording
@@ -461,6 +463,11 @@ class AsyncLLM:
         return await self._form_threads.call(function, *args)
 
     # ------------------------------------------------------------------------------------------ managing
+
+    async def update_weights(self, weights: Mapping[str, Any] | str | Path) -> UpdatedWeights:
+        """Other weights while requests go on; see LLM.update_weights."""
+        await self.start()
+        return await update_weights(self, weights)
 
     async def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,7 @@ from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, each_of
 from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured
+from quire.interfaces.weights import UpdatedWeights
 from quire.lora_request import LoRARequest
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
@@ -216,6 +218,14 @@ class LLM:
         return Session(self._run(self._engine.open_session(name, cache_salt=cache_salt)), self)
 
     # ------------------------------------------------------------------------------------------ managing
+
+    def update_weights(self, weights: Mapping[str, Any] | str | Path) -> UpdatedWeights:
+        """Other weights, in place: tensors by the names of the checkpoint (all of them or some), or a safetensors file.
+
+        Nothing that was computed with the old ones is read again; requests that run keep their tokens and go on. If
+        anything is wrong, nothing has changed.
+        """
+        return self._run(self._engine.update_weights(weights))
 
     def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""

@@ -37,6 +37,17 @@ class CheckpointFiles:
         self._check_index()
         self.names = {name for names in self.names_by_file.values() for name in names}
 
+    @classmethod
+    def at(cls, path: Path) -> CheckpointFiles:
+        """Those of a directory, or one file by itself."""
+        if path.is_dir():
+            return cls(path)
+        files = cls.__new__(cls)
+        files.path = path
+        files.names_by_file = {path: _names_in(path)}
+        files.names = set(files.names_by_file[path])
+        return files
+
     @property
     def num_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.names_by_file)

@@ -96,13 +96,8 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
     platform = current_platform(config.device)
     dtype = platform.dtype(config.dtype)
     file = facts.config_file
-    # nobody asks a backbone for tokens; a head that is tied takes no weights
-    values = facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True}
     with _unusable_values_named(file, model_class):
-        model_config = read_model_config(file, values, model_class)
-    with building(dtype, platform.device), _unusable_values_named(file, model_class):
-        model: nn.Module = model_class(model_config, config.max_model_len)
-    keep_stage(model, current_ranks().stages)
+        model = build_model(facts, model_class, dtype, platform.device, config.max_model_len)
     if config.load_format == "dummy":
         make_weights(model, functools.partial(fill_randomly, seed=config.seed), scheme)
         return model
@@ -115,6 +110,30 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
     if store is not None:
         store.save_soon(model)
     return model
+
+
+def build_model(
+    facts: ModelFacts, model_class: type[Any], dtype: torch.dtype, device: torch.device, max_model_len: int
+) -> nn.Module:
+    """The model of a native file, this stage's layers of it, without weights; on `meta` a plan that takes no memory."""
+    # nobody asks a backbone for tokens; a head that is tied takes no weights
+    values = facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True}
+    model_config = read_model_config(facts.config_file, values, model_class)
+    with building(dtype, device):
+        model: nn.Module = model_class(model_config, max_model_len)
+    keep_stage(model, current_ranks().stages)
+    return model
+
+
+def plan_of_model(config: WorkerConfig) -> nn.Module | None:
+    """What `load_model` fills, without memory: which parameters there are, and what goes where. None where the
+    Transformers library runs the model."""
+    facts = ModelFacts.read(Path(config.model_path))
+    model_class = _native_class(config, facts)
+    if model_class is None:
+        return None
+    dtype = current_platform(config.device).dtype(config.dtype)
+    return build_model(facts, model_class, dtype, torch.device("meta"), config.max_model_len)
 
 
 def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -> PackedStore | None:

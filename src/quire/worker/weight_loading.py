@@ -36,8 +36,8 @@ from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 
 # Below this a progress bar is only noise.
 _PROGRESS_BYTES = 500 * 10**6
-_BACKBONE = "model"
-_WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+BACKBONE = "model"
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None = None) -> None:
@@ -55,11 +55,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     filling.finish()
 
 
-def _check_finite(source: str, weight: Tensor | QuantizedWeight) -> None:
+def check_finite(source: str, weight: Tensor | QuantizedWeight) -> None:
     """One broken number would make every answer NaN, and nobody would know from where."""
     numbers = [weight.scales, weight.offsets] if isinstance(weight, QuantizedWeight) else [weight]
     for tensor in numbers:
-        if tensor is None or tensor.dtype not in _WEIGHT_TYPES or not tensor.numel():
+        if tensor is None or tensor.dtype not in WEIGHT_TYPES or not tensor.numel():
             continue
         # one pass; a NaN is the least and the greatest of all
         if not all(bound.isfinite() for bound in torch.aminmax(tensor)):
@@ -74,7 +74,7 @@ def pack_weights(model: nn.Module) -> None:
 
 def make_weights(model: nn.Module, make: Callable[[str, Tensor], None], scheme: Scheme | None = None) -> None:
     """The same for weights that `make` writes, parameter by parameter."""
-    holders = _Holders(model)
+    holders = Holders(model)
     unfilled = dict.fromkeys(name for name, _ in model.named_parameters())
     for name in list(unfilled):
         parameter = model.get_parameter(name)
@@ -88,7 +88,7 @@ def make_weights(model: nn.Module, make: Callable[[str, Tensor], None], scheme: 
         holders.pack(name, unfilled)
 
 
-class _Holders:
+class Holders:
     """Which modules hold a parameter: two, if a head is tied to an embedding. The head comes first, as it packs."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,6 +105,9 @@ class _Holders:
                 self._names.setdefault(module, []).append(first)
         for modules in self._modules.values():
             modules.sort(key=lambda module: not isinstance(module, LMHead))
+
+    def of(self, first_name: str) -> list[nn.Module]:
+        return self._modules[first_name]
 
     def role(self, first_name: str) -> Role | None:
         """What a weight does, None for those that are never quantised: norms, biases, layers of other kinds."""
@@ -139,13 +142,13 @@ class _Filling:
     def __init__(self, model: nn.Module, scheme: Scheme | None) -> None:
         self._model = model
         self._scheme = scheme
-        self._holders = _Holders(model)
+        self._holders = Holders(model)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self._parts = {name: parts_of(parameter) for name, parameter in parameters.items()}
         # Only until they are full: a layer that is packed lets go of its floats.
         self._parameters = {name: parameters[name] for name in set(self._holders.first_name.values())}
         self._waiting: dict[str, set[Part]] = {name: set(self._parts[name]) for name in self._parameters}
-        self._absent = _absent_modules(model)
+        self._absent = absent_modules(model)
         self._stand_ins: list[tuple[str, Placement, str]] = []
         self._unexpected: list[str] = []
 
@@ -155,14 +158,14 @@ class _Filling:
             return False
         return any(
             path in self._absent
-            for full_name in (name, f"{_BACKBONE}.{name}")
+            for full_name in (name, f"{BACKBONE}.{name}")
             for path in accumulate(full_name.split("."), "{}.{}".format)
         )
 
     def add(self, placement: Placement, source: str) -> None:
         if placement.name not in self._parts:
             # a checkpoint of a backbone alone, as embedding models come, does not say what it is a part of
-            placement = placement._replace(name=f"{_BACKBONE}.{placement.name}")
+            placement = placement._replace(name=f"{BACKBONE}.{placement.name}")
         if placement.part not in self._parts.get(placement.name, ()):
             self._unexpected.append(source)
             return
@@ -182,7 +185,7 @@ class _Filling:
     def _load(self, name: str, placement: Placement, source: str) -> None:
         parameter = self._parameters[name]
         weight = placement.weight
-        if isinstance(weight, Tensor) and weight.dtype not in _WEIGHT_TYPES:
+        if isinstance(weight, Tensor) and weight.dtype not in WEIGHT_TYPES:
             raise ModelError(
                 f"{source}: is stored as {str(weight.dtype).removeprefix('torch.')}, so it is quantised, but its scale "
                 "is missing, or config.json does not say how (quantization_config). Download the checkpoint again."
@@ -208,7 +211,7 @@ class _Filling:
         parameter, weight = self._parameters[name], placement.weight
         place, stored = pick_piece(parameter, weight, placement.part)
         piece = read(stored)
-        _check_finite(source, piece)
+        check_finite(source, piece)
         role = self._holders.role(name)
         if self._scheme is None or role is None or len(weight.shape) != 2:
             return place, piece
@@ -219,7 +222,7 @@ class _Filling:
         return pick_piece(parameter, whole, placement.part)
 
 
-def _absent_modules(model: nn.Module) -> frozenset[str]:
+def absent_modules(model: nn.Module) -> frozenset[str]:
     """What other workers have instead of this one: `absent_modules` of a module are paths below it."""
     return frozenset(
         f"{path}.{absent}" if path else absent

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from quire.config import WorkerConfig
-from quire.errors import EngineError
+from quire.errors import EngineError, ModelError, UserError
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
@@ -31,8 +32,9 @@ from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
+from quire.worker.layers.quantization import find_scheme
 from quire.worker.layers.ranks import Ranks, among
-from quire.worker.model_loader import load_model
+from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
 from quire.worker.patience import Patience
@@ -49,6 +51,7 @@ from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
 from quire.worker.trial_step import try_step
+from quire.worker.weight_update import WeightUpdate
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
 _PATIENCE_SECONDS = 8.0
@@ -91,6 +94,8 @@ class Worker:
             "measure_swap": self._measure_swap,
             "open_vocabulary": self._grammars.open,
             "prepare_form": self._grammars.prepare,
+            "check_weights": self._check_weights,
+            "update_weights": self._update_weights,
         }
 
     def load(self) -> None:
@@ -266,6 +271,27 @@ class Worker:
             "drop_adapter": adapters.drop,
         }
         return adapters
+
+    def _weight_update(self) -> WeightUpdate:
+        """With a plan that is made anew: it costs less than it would to keep."""
+        config = self._config
+        with among(self._ranks):
+            plan = plan_of_model(config)
+        if plan is None:
+            raise ModelError("update_weights: the Transformers library runs this model. Start it again instead.")
+        scheme = None if config.quantization is None else find_scheme(config.quantization)
+        return WeightUpdate(self._loaded_model(), plan, scheme)
+
+    def _check_weights(self, path: str) -> str | None:
+        """What is wrong with a file of weights. Not an exception: other ranks would take this one for lost."""
+        try:
+            self._weight_update().check(Path(path))
+        except UserError as error:
+            return str(error)
+        return None
+
+    def _update_weights(self, path: str) -> int:
+        return self._weight_update().apply(Path(path))
 
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile, and where ranks would have to lose it together."""

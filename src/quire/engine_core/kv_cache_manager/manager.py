@@ -344,6 +344,11 @@ class KVCacheManager:
                     self.pool.forget(block)
         self.kept.name_pinned()  # a pinned prefix was computed long before
 
+    def rename_blocks(self, weights_version: bytes) -> None:
+        """Blocks that are computed from now on have other names than those before, of which none is found again."""
+        self.cache.hasher.weights_version = weights_version
+        self.reset_prefix_cache()
+
     def reset_prefix_cache(self) -> None:
         """Only pinned prefixes can still be found."""
         self.pool.forget_all()

@@ -317,13 +317,13 @@ class AdmissionControl:
 
     # ------------------------------------------------------------------------------------------ making way
 
-    def preempt(self, request: Request, reason: str) -> None:
-        """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
+    def preempt(self, request: Request, reason: str, *, is_void: bool = False) -> None:
+        """It gives up all its blocks, by recomputation or into swap space, and waits to go on. `is_void`: for good."""
         request.preempted_at = self._step
         request.stays_until = 0
         self._lenders = None
         request.parked_with = request.num_prompt_tokens if request.waits_for_input else -1
-        self._recovery.preempt(request, reason)
+        self._recovery.preempt(request, reason, is_void=is_void)
         self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)
         self._queues.add_preempted(request)
@@ -362,7 +362,7 @@ class AdmissionControl:
             victim = self._policy.victim([one for one in lenders if one.status is not Status.RUNNING] or lenders)
             if victim.status is Status.RUNNING:
                 self.preempt(victim, f"it waits for input, and request {head.request_id} for a row")
-            self._displace(victim)
+            self.displace(victim)
 
     def _make_way(self, head: Request) -> None:
         """Less important requests give up rows and blocks until it has room; nobody does in vain."""
@@ -410,9 +410,10 @@ class AdmissionControl:
                 lesser.remove(victim)
                 self.preempt(victim, reason)
                 out = [victim]
-            self._displace(self._policy.victim(out))
+            self.displace(self._policy.victim(out))
 
-    def _displace(self, victim: Request) -> None:
+    def displace(self, victim: Request) -> None:
+        """One that has given way loses its rows, and what it has in swap space."""
         self._lenders = None
         self._recovery.forget_swapped(victim)
         self._lifecycle.displace(victim)

@@ -78,12 +78,13 @@ class Recovery:
 
     # ------------------------------------------------------------------------------------------ giving way
 
-    def preempt(self, request: Request, reason: str) -> None:
-        """All blocks of all its sequences leave, to swap space or for good (all or nothing)."""
+    def preempt(self, request: Request, reason: str, *, is_void: bool = False) -> None:
+        """All blocks of all its sequences leave, to swap space or for good (all or nothing). `is_void`: for good, as
+        nobody may read them again."""
         # Promised blocks will not be filled, and a sibling may count on them.
         is_whole = not self._cache.has_promises(request)
         self._cache.break_promises(request)
-        choice = self._choose(request) if is_whole else "recompute"
+        choice = self._choose(request) if is_whole and not is_void else "recompute"
         logger.debug(
             "preempted request %d (priority %d, arrival %d): %s; recovery by %s",
             request.request_id, request.priority, request.arrival, reason, choice,

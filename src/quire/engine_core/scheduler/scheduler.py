@@ -139,6 +139,22 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         self.manager.reset_prefix_cache()
 
+    def forget_computed(self, weights_version: bytes) -> int:
+        """Nothing that was computed so far is read again, because the weights are others: requests that run compute
+        their tokens anew, and blocks have other names. How many requests that are."""
+        running = list(self.running.requests)
+        for request in running:
+            self.admission_control.preempt(request, "the weights have changed", is_void=True)
+        for request in self.queues.all_preempted():
+            if request.is_swapped:
+                self.admission_control.displace(request)
+        for request in self.lifecycle.requests.values():
+            for sequence in request.sequences.values():
+                sequence.block_hashes.clear()
+                sequence.last_hit = None
+        self.manager.rename_blocks(weights_version)
+        return len(running)
+
     def pin(self, handle: str, num_tokens: int) -> dict[str, Any]:
         """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
         requests = self.lifecycle.requests

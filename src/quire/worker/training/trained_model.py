@@ -19,14 +19,16 @@ from quire.worker import kernels
 from quire.worker.adapter_slots import attach
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.forward_context import forward_context
+from quire.worker.layers.parameter import Part, pick_piece
 from quire.worker.layers.ranks import Ranks, among
-from quire.worker.model_loader import load_model
+from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.models.causal_lm import CausalLM
 from quire.worker.platforms import current_platform
 from quire.worker.training import derivatives
 from quire.worker.training.adapter import LoRA, TrainedAdapter
 from quire.worker.training.masters import Masters
 from quire.worker.training.whole_sequences import PartsOneByOne, WholeSequences
+from quire.worker.weight_loading import BACKBONE, Holders
 
 
 class TrainedModel:
@@ -74,6 +76,27 @@ class TrainedModel:
         """What an optimizer has changed comes into the model, in place; how many weights that were."""
         return self._weights.pack()
 
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Tensor]:
+        """The masters by the names of the checkpoint: for `LLM.update_weights`, or to be saved."""
+        with among(Ranks.of(self.config)):
+            plan = plan_of_model(self.config)
+        assert plan is not None, "load_for_training takes Quire's own models"
+        first = Holders(plan).first_name
+        planned = dict(plan.named_parameters(remove_duplicate=False))
+        masters = dict(self.named_parameters())
+        stored: dict[str, Tensor] = {}
+        for source, tensor in CheckpointFiles(Path(self.config.model_path)).tensors():
+            numbers = torch.zeros_like(tensor, dtype=torch.float32)
+            for name, part, piece in self.model.checkpoint_map.place(source, numbers):
+                full = name if name in planned else f"{BACKBONE}.{name}"
+                master = masters.get(full, masters.get(first[full]))
+                # a head that is tied has the embedding's master, or it is the other way round
+                master = masters["lm_head.weight"] if master is None else master
+                _write_back(source, numbers, piece, master.detach(), planned[full], part)
+            stored[source] = numbers
+        return stored
+
     def _hidden(self, sequences: Sequence[Sequence[int]], with_adapter: bool) -> Tensor:
         for number, sequence in enumerate(sequences):
             if not 2 <= len(sequence) <= self.config.max_model_len:
@@ -86,6 +109,22 @@ class TrainedModel:
         with forward_context(step.context), PartsOneByOne():
             hidden_TE: Tensor = self.model(step.input_ids_T, step.positions_T)
         return hidden_TE
+
+
+def _write_back(source: str, numbers: Tensor, piece: Any, master: Tensor, planned: Tensor, part: Part) -> None:
+    """Into `numbers`, of which `piece` is a view, what of a master belongs there."""
+    whole = nn.Parameter(master, requires_grad=False)
+    whole.quire_pick = getattr(planned, "quire_pick", None)
+    place, own = pick_piece(whole, piece, part)
+    if own.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr():
+        own.copy_(place)
+    elif piece is numbers and own.shape == numbers.shape:
+        # something is added to what the checkpoint holds, and `numbers` are zeros
+        numbers.copy_(place - own)
+    else:
+        raise ModelError(
+            f"{source}: is turned when it is loaded, and no way back is built. Train an adapter (lora=...)."
+        )
 
 
 def load_for_training(

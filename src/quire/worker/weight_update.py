@@ -1,0 +1,132 @@
+"""Other numbers for the weights of a model that runs, in place: whoever knows where one lies sees the new ones.
+
+    file -> which parameter, which part -> whole? -> quantise, if the model is -> pack -> over the old one
+
+A file is looked at twice: `check` finds whatever is wrong before the first number changes, so that a model never has
+weights of two kinds. A parameter comes whole, with all parts that are one weight here; others stay as they are. Owns
+nothing but a plan of the model, which takes no memory. Called by Worker, between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker.checkpoint_files import CheckpointFiles
+from quire.worker.layers.parameter import Part, ShapeMismatchError, parts_of, pick_piece, replace_weight
+from quire.worker.layers.quantization import QuantizedWeight, Scheme, apply
+from quire.worker.models.checkpoint_map import CheckpointMap, Placement
+from quire.worker.weight_loading import BACKBONE, WEIGHT_TYPES, Holders, absent_modules, check_finite
+
+
+class WeightUpdate:
+    """`plan` is the model as it is built, on `meta`."""
+
+    def __init__(self, model: nn.Module, plan: nn.Module, scheme: Scheme | None) -> None:
+        self._model = model
+        self._plan = plan
+        self._scheme = scheme
+        self._map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
+        self._parameters = dict(plan.named_parameters(remove_duplicate=False))
+        self._holders = Holders(plan)
+        self._paths = {module: path for path, module in plan.named_modules()}
+        self._absent = absent_modules(plan)
+
+    def check(self, path: Path) -> None:
+        """ModelError for the first thing that is wrong with the file. All ranks say the same."""
+        waiting: dict[str, set[Part]] = {}
+        num_weights = 0
+        for source, weight in CheckpointFiles.at(path).tensors():
+            check_finite(source, weight)
+            if weight.dtype not in WEIGHT_TYPES:
+                raise ModelError(f"{source}: {weight.dtype}: must be float32, bfloat16 or float16.")
+            for name, placement in self._placements(source, weight):
+                num_weights += 1
+                parameter = self._parameters[name]
+                try:
+                    pick_piece(parameter, placement.weight, placement.part)
+                except ShapeMismatchError as error:
+                    raise ModelError(f"{source}: {error}. Send the weights of this model.") from None
+                waiting.setdefault(name, set(parts_of(parameter))).discard(placement.part)
+        missing = sorted(f"{name} ({part})" for name, parts in waiting.items() for part in parts)
+        if missing:
+            raise ModelError(
+                f"{path.name}: lacks {missing[0]} and {len(missing) - 1} more parts of weights of which it has others. "
+                "What is one weight here (query, key and value; gate and up) is sent together."
+            )
+        if not num_weights:
+            raise ModelError(f"{path.name}: holds no weights.")
+
+    @torch.no_grad()
+    def apply(self, path: Path) -> int:
+        """How many weights have changed. The file was checked."""
+        filled: dict[str, tuple[nn.Parameter, set[Part]]] = {}
+        num_weights = 0
+        for source, weight in CheckpointFiles.at(path).tensors():
+            for name, placement in self._placements(source, weight):
+                if name not in filled:
+                    filled[name] = _memory_for(self._parameters[name]), set(parts_of(self._parameters[name]))
+                parameter, waiting = filled[name]
+                place, piece = pick_piece(parameter, placement.weight, placement.part)
+                place.copy_(piece)
+                waiting.discard(placement.part)
+                if not waiting:
+                    del filled[name]
+                    self._replace(self._holders.first_name[name], parameter)
+                    num_weights += 1
+        return num_weights
+
+    def _placements(self, source: str, weight: Tensor) -> Iterator[tuple[str, Placement]]:
+        """(name of the parameter, placement) of what this worker keeps."""
+        if self._is_absent(self._map.rename(source)):
+            return
+        for placement in self._map.place(source, weight):
+            if self._is_absent(placement.name):
+                continue
+            names = (placement.name, f"{BACKBONE}.{placement.name}")
+            name = next((one for one in names if one in self._parameters), None)
+            if name is None or placement.part not in parts_of(self._parameters[name]):
+                raise ModelError(f"{source}: the model has no such weight. Send names as its checkpoint has them.")
+            yield name, placement
+
+    def _is_absent(self, name: str) -> bool:
+        """Another worker has it."""
+        paths = (path for full in (name, f"{BACKBONE}.{name}") for path in accumulate(full.split("."), "{}.{}".format))
+        return bool(self._absent) and any(path in self._absent for path in paths)
+
+    def _replace(self, first_name: str, parameter: nn.Parameter) -> None:
+        """The plan's module packs as the model's has packed; what comes out is copied over the old bytes."""
+        leaf = first_name.rpartition(".")[2]
+        holder = self._holders.of(first_name)[0]
+        live = self._model.get_submodule(self._paths[holder])
+        old = live._parameters[leaf]
+        if old is not None and old.numel():
+            old.data.copy_(parameter)
+            return
+        role = self._holders.role(first_name)
+        if self._scheme is not None and role is not None:
+            weight = apply(self._scheme, parameter.data, role, first_name)
+            if isinstance(weight, QuantizedWeight):
+                replace_weight(parameter, weight)
+        before: Any = holder._parameters[leaf]
+        holder._parameters[leaf] = parameter
+        holder.pack_weights()
+        packed: Tensor = holder._buffers["packed"]
+        live._buffers["packed"].copy_(packed)
+        holder._parameters[leaf] = before
+        # a tied embedding has it as well
+        for module in self._holders.of(first_name):
+            module._buffers["packed"] = None
+
+
+def _memory_for(planned: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty_like(planned, device="cpu"), requires_grad=False)
+    parameter.quire_pick = getattr(planned, "quire_pick", None)
+    parameter.quire_parts = parts_of(planned)
+    return parameter

@@ -1,0 +1,175 @@
+"""Weights of a running engine change in place: afterwards it is the other model, bit for bit, in every respect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, RequestError, SamplingParams
+from quire.messages import EngineRequest, split_sequence_id
+from quire.modeling import load_for_training
+from quire.testing.greedy import generate_greedy, real_core
+from quire.testing.tiny_checkpoints import make_checkpoint
+
+PROMPTS = [
+    "Paper is folded, cut and sewn; a quire is some leaves",
+    "Once upon a time there was a printer without ink",
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+
+def opened(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"dtype": "float32", "num_threads": 1, "max_model_len": 128, **options})
+
+
+def answers(llm: LLM) -> list[tuple[list[int], float | None]]:
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
+
+
+def two(tmp_path: Path, name: str) -> tuple[Path, Path]:
+    first = make_checkpoint(tmp_path / "first", name, seed=1)
+    return first, make_checkpoint(tmp_path / "second", name, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama_tied", {}),
+        ("qwen3_moe", {"dtype": "bfloat16"}),
+        *(
+            pytest.param(name, options, marks=pytest.mark.nightly)
+            for name, options in (
+                ("llama", {"quantization": "int8"}),
+                ("llama", {"tensor_parallel_size": 2}),
+                ("llama", {"engine_process": True}),
+                ("deepseek_v3", {}),
+                ("lfm2", {}),
+                ("gemma3", {}),
+                ("opt", {}),
+            )
+        ),
+    ],
+)
+def test_the_engine_becomes_the_other_model_and_back_again(tmp_path: Path, name: str, options: dict[str, Any]):
+    first, second = two(tmp_path, name)
+    with opened(second, **options) as llm:
+        expected = answers(llm)
+    with opened(first, **options) as llm:
+        before = answers(llm)
+        assert before == answers(llm), "the prefix cache changes nothing"
+        assert before != expected
+        updated = llm.update_weights(load_file(second / "model.safetensors"))
+        assert updated.num_weights > 0
+        assert answers(llm) == expected
+        again = llm.update_weights(first)
+        assert again.version != updated.version
+        assert answers(llm) == before
+
+
+def test_a_part_of_the_weights(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    changed = {name: tensor for name, tensor in load_file(second / "model.safetensors").items() if "layers.1." in name}
+    mixed = load_file(first / "model.safetensors") | changed
+    with opened(first) as llm:
+        llm.update_weights(changed)
+        updated = answers(llm)
+    save_file(mixed, first / "model.safetensors", metadata={"format": "pt"})
+    with opened(first) as llm:
+        assert answers(llm) == updated
+
+
+def broken(tensors: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    name = "model.layers.2.self_attn.q_proj.weight"
+    match kind:
+        case "shape":
+            return {**tensors, name: tensors[name][:3].clone()}
+        case "finite":
+            return {**tensors, name: tensors[name].clone().index_fill_(0, torch.tensor([1]), float("nan"))}
+        case "name":
+            return {**tensors, "model.layers.9.mlp.up_proj.weight": tensors[name]}
+        case _:
+            return {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("shape", "in the checkpoint"), ("finite", "NaN"), ("name", "no such weight"), ("part", r"qkv_proj.weight \(q\)")],
+)
+def test_what_is_wrong_changes_nothing(tmp_path: Path, kind: str, words: str):
+    first, second = two(tmp_path, "llama")
+    with opened(first) as llm:
+        before = answers(llm)
+        with pytest.raises(RequestError, match=words):
+            llm.update_weights(broken(load_file(second / "model.safetensors"), kind))
+        assert answers(llm) == before
+
+
+def test_a_pinned_prefix_must_go_first(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    with opened(first) as llm:
+        llm.pin_prefix(PROMPTS[0], "leaves")
+        with pytest.raises(RequestError, match="Unpin"):
+            llm.update_weights(second)
+        llm.unpin_prefix("leaves")
+        llm.update_weights(second)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"async_scheduling": True}, {"swap_space": 1 << 20, "preemption_mode": "swap"}]
+)
+def test_requests_that_run_go_on_with_the_new_weights(tmp_path: Path, options: dict[str, Any]):
+    """What follows is what the other model says after the tokens that were there."""
+    first, second = two(tmp_path, "llama")
+    prompts = [list(range(7, 40)), list(range(90, 110))]
+    core = real_core(first, **options)
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
+    tokens: list[list[int]] = [[], []]
+
+    def step() -> None:
+        outputs = core.step()
+        for sequence_id, token in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True):
+            tokens[split_sequence_id(sequence_id)[0]].append(token)
+
+    while min(map(len, tokens)) < 8:
+        step()
+    assert core.control("update_weights", {"path": str(second)})["num_requests"] == 2
+    # steps that were under way still bring a token of the old model
+    told = [len(one) for one in tokens]
+    while core.has_work:
+        step()
+    core.shutdown()
+    other = real_core(second)
+    for prompt, whole, count in zip(prompts, tokens, told, strict=True):
+        is_late = bool(options.get("async_scheduling"))
+        ends = [count + late for late in range(2 + is_late)]
+        continued = [whole[:end] + generate_greedy(other, [prompt + whole[:end]], 24 - end)[0] for end in ends]
+        assert len(whole) == 24
+        assert whole in continued
+    other.shutdown()
+
+
+def test_what_was_trained_is_served_to_the_bit(tmp_path: Path):
+    path = make_checkpoint(tmp_path / "model", "qwen3_tied")
+    trained = load_for_training(str(path), dtype="bfloat16", num_threads=1, max_model_len=128)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
+    with opened(path, dtype="bfloat16") as llm:
+        for _ in range(2):
+            (output, *_) = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            sequence = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+            (logprobs,) = trained.logprobs([sequence])
+            entries = output.outputs[0].logprobs
+            assert entries is not None
+            served = [entry[token].logprob for entry, token in zip(entries, output.outputs[0].token_ids, strict=True)]
+            assert logprobs[-len(served) :].tolist() == served
+            optimizer.zero_grad()
+            (-logprobs.mean()).backward()
+            optimizer.step()
+            trained.update()
+            llm.update_weights(trained.state_dict())
