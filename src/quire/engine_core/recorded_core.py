@@ -14,6 +14,8 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
+import msgspec
+
 from quire.config import EngineConfig, KVConnectorConfig
 from quire.engine_core.driver import Core
 from quire.engine_core.engine_core import EngineCore
@@ -218,7 +220,11 @@ class RecordingExecutor:
         except BaseException as error:
             self._fail(error)
             raise
-        self._sink.write(Answered(at=self._clock(), answer=answer))
+        # its columns may lie where the next step writes
+        kept = msgspec.structs.replace(
+            answer, rows=answer.rows.copy(), token_ids=answer.token_ids.copy(), speculated=answer.speculated.copy()
+        )
+        self._sink.write(Answered(at=self._clock(), answer=kept))
         return answer
 
     def _fail(self, error: BaseException) -> None:

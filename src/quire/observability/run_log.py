@@ -3,7 +3,8 @@
     magic, frame, frame, ...     a frame: length and checksum (both u32), then so many bytes: packed records
     packed records               zlib of: length (u32), record (MessagePack, run_records.py), length, record, ...
 
-A frame holds what came within some milliseconds, so a process that is killed loses no more than that. Whoever records
+A frame holds what came within some milliseconds, a tenth of a second of steps without a message at most, so a process
+that is killed loses no more than that. Whoever records
 never waits: records go into a queue that a thread empties. When the disk is too slow, full, or the log as long as it
 may be, recording ends with a warning and a mark, and the engine goes on.
 """
@@ -23,7 +24,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from quire.errors import OptionError
-from quire.observability.run_records import Closed, Header, RunRecord, decode_record, encode_record
+from quire.observability.run_records import Closed, Decided, Header, Received, RunRecord, decode_record, encode_record
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,13 @@ MAGIC = b"quire run log 1\n"
 _FRAME = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 # how long records are gathered before they are written
-_GATHERING_SECONDS = 0.02
+_GATHERING_SECONDS = 0.1
+_LEAST_SECONDS = 0.002
+# so often before the thread waits to be woken
+_MOST_NAPS = 10
 # of records that wait for the disk
 _MOST_WAITING_BYTES = 64 * 2**20
+_LEAST_WEIGHT = 512
 _MOST_FRAME_BYTES = 64 * 2**20
 _MOST_UNPACKED_BYTES = 2**30
 _CLOSING_SECONDS = 5.0
@@ -51,7 +56,8 @@ class RecordSink(Protocol):
 
 
 class RunLogWriter:
-    """One file, from the start of an engine to its end. Called by one thread."""
+    """One file, from the start of an engine to its end. Called by one thread, and keeps records as they are until the
+    other one packs them: nobody changes what stands in them."""
 
     def __init__(self, path: Path, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises an OptionError where nothing can be written."""
@@ -64,10 +70,12 @@ class RunLogWriter:
             self._file.write(MAGIC)
         except OSError as error:
             raise OptionError(f"record={path}: cannot be written ({error.strerror}). Choose another file.") from None
-        self._waiting: deque[bytes] = deque()
+        self._length = len(MAGIC)
+        self._waiting: deque[RunRecord] = deque()
         # counted by one thread each
         self._num_given = self._num_written = 0
         self._has_news = threading.Event()
+        self._is_asleep = False
         self._is_closing = False
         self._is_over = False
         # why, where it is not the thread that ends it
@@ -84,6 +92,12 @@ class RunLogWriter:
         return not self._is_over
 
     @property
+    def thread_id(self) -> int:
+        """Of the thread that writes."""
+        assert self._thread.ident is not None
+        return self._thread.ident
+
+    @property
     def num_waiting_bytes(self) -> int:
         """Given, and not on the disk yet."""
         return self._num_given - self._num_written
@@ -91,16 +105,11 @@ class RunLogWriter:
     def write(self, record: RunRecord) -> None:
         if self._is_over:
             return
-        try:
-            data = encode_record(record)
-        except Exception as error:  # whatever an extension has put into a message, its engine goes on
-            self._end(f"a record cannot be written: {error}")
-            return
-        self._waiting.append(data)
-        self._num_given += len(data)
+        self._waiting.append(record)
+        self._num_given += _weight(record)
         if self.num_waiting_bytes > _MOST_WAITING_BYTES:
             self._end("the disk is too slow")
-        if not self._has_news.is_set():
+        if self._is_asleep or isinstance(record, Received):
             self._has_news.set()
 
     def _end(self, reason: str) -> None:
@@ -123,12 +132,9 @@ class RunLogWriter:
         last = len(MAGIC)
         try:
             while not reason:
-                self._has_news.wait()
-                if not self._is_closing:
-                    time.sleep(_GATHERING_SECONDS)
+                self._rest()
                 is_closing = self._is_closing
-                self._has_news.clear()
-                last = self._file.tell()
+                last = self._length
                 reason = self._write_waiting()
                 if is_closing and not self._waiting:
                     break
@@ -141,22 +147,48 @@ class RunLogWriter:
         self._waiting.clear()
         self._file.close()
 
+    def _rest(self) -> None:
+        """Until there is something to write. Steps are gathered, because a wake-up costs more than what it is about;
+        a message is written soon, because an engine may die of it."""
+        for _ in range(_MOST_NAPS):
+            is_called = self._has_news.wait(_GATHERING_SECONDS)
+            self._has_news.clear()
+            if self._is_closing:
+                return
+            if is_called:
+                time.sleep(_LEAST_SECONDS)
+            if self._waiting or self._reason:
+                return
+        self._is_asleep = True
+        if not self._waiting and not self._is_closing:
+            self._has_news.wait()
+        self._is_asleep = False
+
     def _write_waiting(self) -> str:
         """Why nothing more may be written, or nothing."""
         batch: list[bytes] = []
-        size = 0
+        size = weight = 0
+        reason = ""
         while self._waiting and size < _MOST_FRAME_BYTES:
-            data = self._waiting.popleft()
+            record = self._waiting.popleft()
+            weight += _weight(record)
+            try:
+                data = encode_record(record)
+            except Exception as error:  # whatever an extension has put into a message, its engine goes on
+                reason = f"a record cannot be written: {error}"
+                break
             batch.append(_LENGTH.pack(len(data)))
             batch.append(data)
             size += len(data)
         if not batch:
-            return self._reason
-        _write_whole(self._file, _framed(b"".join(batch)))
-        self._num_written += size
-        if self._reason:
-            return self._reason
-        if self._file.tell() >= self._most_bytes:
+            return reason or self._reason
+        frame = _framed(b"".join(batch))
+        _write_whole(self._file, frame)
+        self._length += len(frame)
+        self._num_written += weight
+        if reason or self._reason:
+            return reason or self._reason
+        if self._length >= self._most_bytes:
             return f"record_bytes={self._most_bytes:,} are full"
         return ""
 
@@ -172,6 +204,17 @@ class RunLogWriter:
         except OSError:
             # whoever reads it finds that it was cut off
             return
+
+
+def _weight(record: RunRecord) -> int:
+    """About how many bytes wait with it."""
+    match record:
+        case Decided():
+            return _LEAST_WEIGHT + 2 * record.rows.nbytes + record.block_writes.nbytes
+        case Received():
+            return _LEAST_WEIGHT + 8 * len(getattr(record.message, "prompt_token_ids", ()))
+        case _:
+            return _LEAST_WEIGHT
 
 
 def _framed(records: bytes) -> bytes:

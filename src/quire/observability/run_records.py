@@ -163,6 +163,9 @@ RunRecord: TypeAlias = (
 
 
 def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        # most columns of most steps are empty
+        return encode_array(value) if value.size else (value.shape[0] if value.ndim == 2 else 0, b"")
     if isinstance(value, Path):
         return str(value)
     if callable(value):
