@@ -109,10 +109,15 @@ class FinishedSequence:
 class HookEngine(Protocol):
     """What a hook may ask of the engine: requests like any other, which share its steps and are not hooked."""
 
-    def embed(self, prompts: Sequence[str | Sequence[int]], pooling: str | None = None) -> list[list[float]]:
-        """A vector of each; waits. `pooling`: last, mean, or what the model's authors say."""
+    def embed(
+        self, prompts: Sequence[str | Sequence[int]], pooling: str | None = None, adapter: str | None = None
+    ) -> list[list[float]]:
+        """A vector of each; waits. `pooling`: last, mean, or what the model's authors say. `adapter`: the name of one
+        that is loaded, which makes another model of this one."""
 
-    def generate(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None) -> str:
+    def generate(
+        self, prompt: str | Sequence[int], sampling: SamplingParams | None = None, adapter: str | None = None
+    ) -> str:
         """The text that follows; waits."""
 
 

@@ -9,13 +9,16 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.engine_core.launch import make_executor
-from quire.hooks import Hook, SequenceTokens, Verdict
+from quire.hooks import Hook, HookEngine, SequenceTokens, Verdict
 from quire.interfaces.hooks.banned_text import BannedText
+from quire.lora_request import LoRARequest
 from quire.messages import PermitTokens
 from quire.observability.run_log import RunLog
 from quire.observability.run_records import Received
 from quire.outputs import RequestOutput
 from quire.simulation.replay import Replay, config_of
+from quire.testing.tiny_adapters import make_adapter
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 PROMPTS = ["Once upon a time", "What is a block?", "The dog", "Count from 3 to 9", "A scheduler"]
 _NIGHTLY: list[dict[str, Any]] = [
@@ -158,3 +161,37 @@ def test_a_session_goes_on_from_what_was_shown() -> None:
         [plain] = llm.generate({"prompt_token_ids": [*kept, *added]}, params, use_tqdm=False)
         assert plain.outputs[0].token_ids == second.token_ids
         assert llm.statistics()["num_blocks_held"] == 0
+
+
+def test_another_model_judges_in_the_same_steps(tmp_path: Path) -> None:
+    """An adapter makes one of the model: its requests share rows and budget with those that wait for them."""
+    model = make_checkpoint(tmp_path / "model", "llama")
+    adapter = make_adapter(tmp_path / "judge", model, rank=4, seed=1)
+    short = SamplingParams(max_tokens=4, temperature=0)
+
+    class Judging(Hook):
+        stride = ahead = 4
+
+        def open(self, engine: HookEngine) -> None:
+            self.engine = engine
+            self.said: list[str] = []
+            self.vectors: list[list[float]] = []
+
+        def on_tokens(self, tokens: SequenceTokens) -> Verdict | None:
+            self.said.append(self.engine.generate(tokens.token_ids, short, adapter="judge"))
+            self.vectors += self.engine.embed([tokens.token_ids], pooling="mean", adapter="judge")
+            return None
+
+    judge = Judging()
+    options: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 4, "lora_modules": (f"judge={adapter}",)}
+    with LLM(str(model), hooks=[judge], max_num_seqs=1, hook_timeout=60.0, **options) as llm:
+        [output] = llm.generate(
+            {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
+        )
+        assert llm.statistics()["num_hook_failures_total"] == 0
+    seen = output.outputs[0].token_ids
+    lora = LoRARequest("judge", 1, str(adapter))
+    with LLM(str(model), **options) as llm:
+        for place, said in zip((4, 8), judge.said, strict=True):
+            [other] = llm.generate({"prompt_token_ids": seen[:place]}, short, lora_request=lora, use_tqdm=False)
+            assert other.outputs[0].text == said
