@@ -13,6 +13,8 @@ from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, 
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
 from quire.kv_connectors.memory.store import PrefixStore
+from quire.kv_connectors.tiered.settings import TierSettings
+from quire.kv_connectors.tiered.tiers import Tiers
 from quire.observability.recorder import DecisionRecorder
 from quire.testing.core import CoreUnderTest, ManyDrafts
 from quire.testing.simulator.executor import SimulatedDrafts
@@ -41,6 +43,8 @@ class EngineSettings:
     is_recorded: bool = False
     # several tenants, and what part of the cache each may fill before its own blocks go first
     tenant_cache_share: float | None = None
+    # blocks go on living elsewhere in so many bytes, where no window and no state is; 0: they do not
+    tier_bytes: int = 0
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
@@ -58,9 +62,16 @@ class EngineSettings:
             speculation=self._speculation(num_rows),
             constraints=self._constraints(),
             store=PrefixStore() if self.has_connector and may_have_store else None,
+            tiers=self._tiers() if may_have_store else None,
             recorder=DecisionRecorder(1 << 16, lambda: 0.0) if self.is_recorded else None,
             tenant_cache_share=self.tenant_cache_share,
         )
+
+    def _tiers(self) -> Tiers | None:
+        """Memory alone: threads would make a run another one each time."""
+        if not self.tier_bytes or self.has_connector:
+            return None
+        return Tiers(TierSettings((), self.tier_bytes, 1, 0.0, "always"), [])
 
     def _speculation(self, num_rows: int) -> Speculation | None:
         if self.drafts is None or not self.most_drafts:
@@ -113,6 +124,7 @@ def random_engine(seed: int) -> EngineSettings:
         is_recorded=pick.random() < 0.5,
         # drawn last, so that what was found before is found again
         tenant_cache_share=pick.choice([None, None, None, 0.0, 0.3]),
+        tier_bytes=pick.choice([0, 500, 1 << 20]),
     )
 
 
