@@ -126,10 +126,10 @@ def test_a_device_that_is_twice_as_fast_is_faster_and_more_ranks_are_too():
 
 
 def test_goodput_and_verdicts():
-    slo = Slo.parse("ttft_p90<500ms, latency<100s, tpot_mean<1ms")
+    slo = Slo.parse("ttft_p90<500ms, latency<100s, tpot_mean<1ms, ttft_p0<90s")
     outcome = simulate(engine(), [Arrival(0.0, 50, 3), Arrival(5.0, 50, 3)], slo=slo)
     found = outcome.summary["slo"]
-    assert list(found["terms"].values()) == [True, True, False]
+    assert list(found["terms"].values()) == [True, True, False, True]
     assert not found["is_met"]
     assert found["good_requests"] == 0
 

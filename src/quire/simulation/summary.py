@@ -48,7 +48,7 @@ class Tally:
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """By metric: mean, percentiles and the greatest, with those that the objective names."""
-        names = {*_SHARES, *(term.statistic for term in self.slo.terms if percentile_of(term.statistic))}
+        names = {*_SHARES, *(term.statistic for term in self.slo.terms if percentile_of(term.statistic) is not None)}
         found: dict[str, dict[str, float]] = {}
         for metric in METRICS:
             values = self.values(metric)

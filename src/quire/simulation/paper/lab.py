@@ -108,12 +108,12 @@ class Lab:
 
     def results(self, tasks: Iterable[Task]) -> dict[Task, Any]:
         missing = [task for task in dict.fromkeys(tasks) if task not in self._results]
-        if self._num_processes == 1 or len(missing) == 1:
+        if self._num_processes == 1 or len(missing) <= 1:
             for number, task in enumerate(missing):
                 self._results[task] = task.run(self.assumed, self._scale)
                 self._progress(number + 1, len(missing))
             return self._results
-        with ProcessPoolExecutor(self._num_processes) as pool:
+        with ProcessPoolExecutor(min(self._num_processes, len(missing))) as pool:
             futures = {task: pool.submit(task.run, self.assumed, self._scale) for task in missing}
             for number, (task, future) in enumerate(futures.items()):
                 self._results[task] = future.result()

@@ -82,7 +82,7 @@ def _memory() -> list[Ordering]:
     systems = _RISING[1:]
     names = [_SHORT[system] for system in systems]
     found = []
-    for workload, rate, num_requests in ((SHAREGPT, 2.0, 700), (ALPACA, 30.0, 1500)):
+    for workload, rate, num_requests in ((SHAREGPT, 2.0, 400), (ALPACA, 30.0, 800)):
         tasks = tuple(RunAt(Case(system, OPT_13B, workload), rate, num_requests) for system in systems)
         if workload is SHAREGPT:
             shares = tuple(
@@ -112,7 +112,8 @@ def _basic_sampling() -> list[Ordering]:
     found = []
     by_panel: dict[str, dict[str, CapacityOf]] = {}
     for letter, setup, workload, num_requests in panels:
-        tasks = {system: _serves(system, setup, workload, num_requests) for system in _RISING}
+        tasks = {system: _serves(system, setup, workload, num_requests) for system in _RISING[1:]}
+        tasks[FASTER_TRANSFORMER] = _serves(FASTER_TRANSFORMER, setup, workload, num_requests // 3)
         by_panel[letter] = tasks
         systems = [system for system in _RISING if letter != "f" or system not in (POW2, ORACLE)]
         chosen = tuple(tasks[system] for system in systems)
@@ -136,7 +137,7 @@ def _decoding() -> list[Ordering]:
 
     def pair(n: int, *, is_beam_search: bool) -> tuple[Task, Task]:
         workload = replace(ALPACA, num_sequences=n, is_beam_search=is_beam_search)
-        num_requests = 800 if n == 1 else 240
+        num_requests = 800 if n == 1 else 100
         return (
             _serves(PAGED, OPT_13B, workload, num_requests),
             _serves(ORACLE, OPT_13B, workload, num_requests),
@@ -162,7 +163,7 @@ def _savings() -> list[Ordering]:
 
     def run(dataset: Workload, n: int, *, is_beam_search: bool) -> RunAt:
         workload = replace(dataset, num_sequences=n, is_beam_search=is_beam_search)
-        rate, num_requests = (8.0, 150) if dataset is ALPACA else (0.8, 60)
+        rate, num_requests = (8.0, 80) if dataset is ALPACA else (0.8, 24)
         return RunAt(Case(PAGED, OPT_13B, workload), rate / n, num_requests)
 
     found = []

@@ -9,6 +9,7 @@ from quire.simulation.paper.assumptions import Assumptions
 from quire.simulation.paper.figures.ablations import BlockSizes, Recoveries
 from quire.simulation.paper.figures.derivation import Derivation
 from quire.simulation.paper.figures.memory import BatchedRequests, SlotTable, Waste
+from quire.simulation.paper.figures.outside import Outside
 from quire.simulation.paper.figures.rates import BasicSampling, Chat, Decoding, SharedPrefix
 from quire.simulation.paper.figures.real import Real
 from quire.simulation.paper.figures.sensitivity import Sensitivity
@@ -29,6 +30,6 @@ class Figure(Protocol):
 
 _ALL: tuple[Figure, ...] = (
     SlotTable(), Waste(), BasicSampling(), BatchedRequests(), Decoding(), SavedBlocks(), SharedPrefix(), Chat(),
-    BlockSizes(), Recoveries(), Real(), Derivation(), Sensitivity(),
+    BlockSizes(), Recoveries(), Real(), Outside(), Derivation(), Sensitivity(),
 )  # fmt: skip
 FIGURES = {figure.name: figure for figure in _ALL}
