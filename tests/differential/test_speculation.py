@@ -120,6 +120,15 @@ def test_the_same_tokens(
         assert accepted > 0.8, "penalties and stops alone make a twin wrong"
 
 
+def test_a_target_without_attention(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Its states do not lie in the blocks of the draft's keys and values."""
+    path = make_checkpoint(tmp_path, "mamba2")
+    config = speculative_config(checkpoints, "small")
+    results, statistics = generate(path, speculative_config=config, **MEMORY["ample"])
+    assert results == generate(path, **MEMORY["ample"])[0]
+    assert statistics["num_draft_tokens_total"] > 50
+
+
 @pytest.mark.parametrize("method", ["small", "windowed"])
 def test_a_target_with_windows(checkpoints: dict[str, Path], plain: dict[str, Any], method: str) -> None:
     results, statistics = generate(

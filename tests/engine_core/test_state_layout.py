@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import ModelError
 from quire.messages import LayerSpec
 from quire.state_layout import state_layout
@@ -39,6 +40,14 @@ def test_the_largest_group_without_its_draft_sets_the_number_of_places() -> None
     layout = state_layout([*layers, attention("draft.0"), state("s", 3000)], groups, 16)
     assert layout is not None
     assert (layout.num_places, layout.num_blocks) == (2, 2)
+
+
+def test_without_attention_of_the_target_states_lie_beside_what_a_draft_keeps() -> None:
+    draft = attention("draft.0")
+    _, of_states = make_groups([state("0", 1000), state("1", 500)], 16)
+    groups, of_both = make_groups([state("0", 1000), state("1", 500), draft], 16)
+    assert (of_states, of_both) == (2 * 1024, 2 * 1024 + 64 * 16)
+    assert [group.layer_names for group in groups] == [("draft.0",), ("0", "1")]
 
 
 def test_states_beside_attention_layers_of_two_sizes_are_refused() -> None:

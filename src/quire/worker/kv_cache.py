@@ -83,19 +83,26 @@ class KVCache:
         specs = [layer.spec for layer in layers.values()] + [layer.spec for layer in states.values()]
         layout = state_layout(specs, groups, block_size, num_state_blocks)
         if layout is not None:
-            self._bind_states(layout, states, num_blocks, device)
+            of_target = any(not layer.spec.is_draft for layer in layers.values())
+            first = 0 if of_target else len(self.tensors)
+            self._bind_states(layout, states, num_blocks, device, first)
         if device.type == "cpu":
             arrays = [tensor.flatten().numpy() for tensor in self.tensors]
             commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
 
     def _bind_states(
-        self, layout: StateLayout, states: Mapping[str, StatefulLayer], num_blocks: int, device: torch.device
+        self,
+        layout: StateLayout,
+        states: Mapping[str, StatefulLayer],
+        num_blocks: int,
+        device: torch.device,
+        first: int,
     ) -> None:
-        """States lie in the blocks of attention, whose first tensors are those of the target; what has no room there in
-        tensors of its own."""
-        num_more = layout.num_places - len(self.tensors)
+        """States lie in the tensors of the target's attention, which are those from `first` on; what has no room there
+        in tensors of its own."""
+        num_more = first + layout.num_places - len(self.tensors)
         self.tensors += [_zeros(num_blocks, layout.chunk_bytes, device) for _ in range(num_more)]
-        places = self.tensors[: layout.num_places]
+        places = self.tensors[first : first + layout.num_places]
         if len(places) < layout.num_places or any(place.shape[1] != layout.chunk_bytes for place in places):
             raise ValueError(f"KV cache: its blocks are not those that states were planned for ({layout})")
         for layer in states.values():

@@ -91,7 +91,9 @@ def make_groups(layers: list[LayerSpec], block_size: int = 1) -> tuple[list[KVGr
     layout = state_layout(layers, [group.layer_names for group in groups], block_size)
     if layout is not None:
         groups = [*groups, _group_of_states(layout)]
-        block_bytes = block_bytes or layout.chunk_bytes * layout.num_places
+        if all(layer.is_draft for layer in attention):
+            # beside what a draft keeps, for there is no attention of the target to lie in
+            block_bytes += layout.chunk_bytes * layout.num_places
     return groups, block_bytes
 
 
