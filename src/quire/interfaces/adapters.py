@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quire.config import EngineConfig
 from quire.config.lora import fault_of_name
@@ -97,7 +97,7 @@ class Adapters:
             raise RequestError(f"{name}: is the name of the model. Choose another one.", param="lora_name")
         async with self._lock:
             where = str(Path(path).absolute())
-            number = await control(engine, "load_adapter", name=name, path=where, in_place=in_place)
+            number = await self._begin(engine, name=name, path=where, in_place=in_place)
             if number is None:
                 raise RequestError(
                     f"The adapter {name!r} is loaded already, or is being loaded. Unload it first, or give "
@@ -108,6 +108,16 @@ class Adapters:
             await self._until_ready(engine, number)
             self._by_name[name] = Adapter(name, number, path)
             return self._by_name[name]
+
+    async def _begin(self, engine: EngineCalls, **arguments: Any) -> int | None:
+        answer = asyncio.ensure_future(control(engine, "load_adapter", **arguments))
+        try:
+            return cast(int | None, await asyncio.shield(answer))
+        except asyncio.CancelledError:
+            # its number is on the way; without it nobody could take it back
+            if (number := await answer) is not None:
+                await control(engine, "unload_adapter", number=number)
+            raise
 
     async def _until_ready(self, engine: EngineCalls, number: int) -> None:
         try:

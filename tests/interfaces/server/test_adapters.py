@@ -254,6 +254,29 @@ def test_what_is_broken_is_one_line_and_costs_nothing(house, run, tmp_path):
     run(main())
 
 
+def test_a_load_that_is_given_up_leaves_nothing(house, run):
+    """Whenever that happens: before its number is known, and behind that."""
+    base, root = house
+
+    async def main():
+        options = {"served_model_name": "base", "dtype": "float32", "device": "cpu", "num_threads": 1}
+        lora = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "engine_process": False}
+        async with AsyncLLM(str(base), **options, **lora, packed_weights_cache=0, max_model_len=200) as engine:
+            for num_turns in range(1, 12):
+                load = asyncio.create_task(engine.load_adapter("given up", str(root / "a0")))
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                load.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await load
+                if not load.cancelled():
+                    await engine.unload_adapter("given up")
+                assert await engine.adapters() == []
+            await engine.load_adapter("a0", str(root / "a0"))
+
+    run(main())
+
+
 def test_only_the_administrator_may(house, run):
     async def main():
         options = {"api_keys": ("user",), "admin_api_key": "admin"}
