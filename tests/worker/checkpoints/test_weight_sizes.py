@@ -257,6 +257,14 @@ GEMMA_4 = {
     "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 256, "global_head_dim": 512,
     "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "tie_word_embeddings": True,
 }  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280, "n_group": 8, "topk_group": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 PUBLISHED = {
     "Mixtral-8x7B": (46.7, 12.9, {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096,
@@ -286,6 +294,8 @@ PUBLISHED = {
         "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400, "tie_word_embeddings": False,
     }),
+    # three dense layers and one of experts: all 61 would take long to make
+    "DeepSeek-V3, its first 4 layers": (15.1, 4.2, {**DEEPSEEK_V3, "num_hidden_layers": 4}),
     "Llama-4-Scout": (107.8, 17.2, {
         "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "hidden_size": 5120, "head_dim": 128,
         "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
@@ -343,6 +353,15 @@ def test_of_the_published_shapes_from_config_json_alone(name, tmp_path):
     # what the engine allocates for a token in all groups
     groups, block_bytes = make_groups(specs, 16)
     assert shape.kv_bytes_per_token("bfloat16") * 16 == len(groups) * block_bytes
+
+
+def test_all_of_deepseek_v3():
+    """671 and 37 billion as its authors count, who leave the embedding out of the active ones."""
+    shape = ModelShape.of(DEEPSEEK_V3)
+    assert shape.num_parameters / 1e9 == pytest.approx(671.0, abs=0.1)
+    embedding = shape.vocab_size * shape.hidden_size
+    assert (shape.num_active_parameters - embedding) / 1e9 == pytest.approx(36.6, abs=0.1)
+    assert shape.kv_bytes_per_token("bfloat16") == 61 * 576 * 2
 
 
 def test_the_command_says_what_a_token_reads(tmp_path, capsys):
