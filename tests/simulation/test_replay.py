@@ -8,10 +8,11 @@ import pytest
 from quire import failpoints
 from quire.config import EngineOptions, resolve
 from quire.engine_core.driver import CoreDriver
+from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.launch import make_executor
 from quire.engine_core.recorded_core import build_core
-from quire.errors import OptionError
+from quire.errors import EngineError, OptionError
 from quire.messages import AbortRequests, ControlCall, DecodingSpec, EngineRequest, ExtendRequest, Tenancy
 from quire.observability.run_log import RunLog
 from quire.observability.run_records import Answered, Decided, Received
@@ -265,6 +266,25 @@ def test_two_logs_are_compared(model, adapter, tmp_path):
         logs.append(recorded(tmp_path / name, seed, model, adapter))
     assert compare_logs(logs[0], logs[1]).difference is None
     assert compare_logs(logs[0], logs[2]).difference is not None
+
+
+def test_a_core_that_died_dies_again_in_the_same_step(model, adapter, tmp_path, monkeypatch):
+    pick = random.Random(0)
+    config = config_for(pick, "plain", model, tmp_path / "run.qlog")
+    execute = InProcessExecutor.execute
+
+    def fails(executor, output):
+        if output.step == 25:
+            raise EngineError("the device is gone")
+        return execute(executor, output)
+
+    monkeypatch.setattr(InProcessExecutor, "execute", fails)
+    assert run(config, messages_of(pick, "plain", adapter)).is_dead
+    monkeypatch.undo()
+    for with_model in (False, True):
+        outcome = replayed(tmp_path / "run.qlog", with_model=with_model)
+        assert outcome.difference is None, picture(outcome)
+        assert outcome.num_steps == 25
 
 
 def test_what_is_no_log_is_one_clear_error(tmp_path):
