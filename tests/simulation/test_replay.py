@@ -15,7 +15,7 @@ from quire.engine_core.recorded_core import build_core
 from quire.errors import EngineError, OptionError
 from quire.messages import AbortRequests, ControlCall, DecodingSpec, EngineRequest, ExtendRequest, Tenancy
 from quire.observability.run_log import RunLog
-from quire.observability.run_records import Answered, Decided, Received
+from quire.observability.run_records import Answered, Decided, Received, Told
 from quire.sampling_params import SamplingParams
 from quire.simulation.replay import Replay, compare_logs, config_of
 from quire.testing.tiny_adapters import make_adapter
@@ -285,6 +285,18 @@ def test_a_core_that_died_dies_again_in_the_same_step(model, adapter, tmp_path, 
         outcome = replayed(tmp_path / "run.qlog", with_model=with_model)
         assert outcome.difference is None, picture(outcome)
         assert outcome.num_steps == 25
+
+
+def test_what_a_connector_said_is_said_again(model, adapter, tmp_path):
+    pick = random.Random(3)
+    log = tmp_path / "run.qlog"
+    tiers = {"host_bytes": 4 << 20, "rule": "always"}
+    config = config_for(pick, "sessions", model, log, kv_connector="tiered", kv_connector_args=tiers)
+    run(config, messages_of(pick, "tenants", adapter))
+    assert "num_near" in {record.question for record in RunLog(log) if isinstance(record, Told)}
+    outcome = replayed(log)
+    assert outcome.difference is None, picture(outcome)
+    assert outcome.num_requests == 14
 
 
 def test_what_is_no_log_is_one_clear_error(tmp_path):
