@@ -303,6 +303,7 @@ def test_a_capacity_sets_copies_of_states_aside_but_never_more_than_half(tmp_pat
     assert "Copies of states in a step: 0.25 GiB" in left[1 << 40].explanation
 
 
-def test_compiled_layers_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(OptionError, match=r"compile=True: .* has recurrent layers beside others"):
-        started(make_checkpoint(tmp_path, "lfm2"), compile=True)
+@pytest.mark.parametrize(("name", "what"), [("lfm2", "recurrent layers beside others"), ("mixtral", "experts, whose")])
+def test_compiled_layers_are_refused_with_the_reason(name, what, tmp_path):
+    with pytest.raises(OptionError, match=f"compile=True: .* has {what}"):
+        started(make_checkpoint(tmp_path, name), compile=True)

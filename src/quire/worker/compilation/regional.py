@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quire.errors import OptionError
 from quire.worker.attention import attention_layers
+from quire.worker.layers.experts import Experts
 from quire.worker.state_cache import recurrent_layers
 
 
@@ -25,6 +26,11 @@ def compile_layers(model: nn.Module) -> int:
         raise OptionError(
             f"compile=True: {type(model).__name__} has recurrent layers beside others, and code is made once for "
             "layers that are alike. Use compile=False."
+        )
+    if any(isinstance(module, Experts) for module in model.modules()):
+        raise OptionError(
+            f"compile=True: {type(model).__name__} has experts, whose rows depend on what is computed, and no code is "
+            "made for that. Use compile=False."
         )
     layers = _repeated_layers(model)
     if not layers:
