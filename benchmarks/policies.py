@@ -224,17 +224,11 @@ def acceptance(results: dict[str, Any]) -> dict[str, bool]:
 
 def write_plots(folder: Path, results: dict[str, Any]) -> None:
     # priority is the same as FIFO where all have one priority
-    shown = {
-        "fifo": "fifo",
-        "srtf": "srtf",
-        "two_level": "two_level",
-        "bounded_srtf": "bounded",
-        "two_level, no share": "no share",
-    }
+    shown = ("fifo", "srtf", "two_level", "bounded_srtf")
     panels = [
         Panel(
             name,
-            list(shown.values()),
+            list(shown),
             {
                 "mean": [results[name][policy]["ttft_mean"] for policy in shown],
                 "99th percentile": [results[name][policy]["ttft_p99"] for policy in shown],
