@@ -237,10 +237,17 @@ class SequenceLogprobs(msgspec.Struct, array_like=True):
 
 
 class SequenceStart(msgspec.Struct, array_like=True):
-    """A sequence computes for the first time; so many of its tokens came from the prefix cache or a connector."""
+    """A sequence computes for the first time; so many of its tokens came from the prefix cache or a connector.
+
+    `first_miss` says why the next block was not there too: `new` (not computed before, as far as is remembered),
+    `evicted`, `cleared` (the cache was emptied meanwhile), `no_state` (its tokens are there, but no state of the
+    recurrent layers behind them), `whole_range` (it would end inside of an image), `every_position` (the request needs
+    all positions computed), `off`. Empty where nothing more can be cached of such a prompt.
+    """
 
     sequence_id: int
     num_cached_tokens: int
+    first_miss: str = ""
 
 
 class SequenceEnd(msgspec.Struct, array_like=True):

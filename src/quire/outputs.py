@@ -57,6 +57,8 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None
+    # why no more of the prompt was cached (docs/kv-cache.md); None if no more could be
+    first_miss: str | None = None
 
 
 @dataclass(slots=True)

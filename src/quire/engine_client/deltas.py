@@ -20,6 +20,8 @@ class TokenDelta(msgspec.Struct, gc=False):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int | None = None
+    # why it was no more: comes with it, if there is a reason
+    first_miss: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -60,6 +62,7 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.vector = later.vector
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
+            self.first_miss = later.first_miss
         if later.finish_reason is not None:
             self.finish_reason = later.finish_reason
             self.stop_reason = later.stop_reason

@@ -145,6 +145,7 @@ class Mailboxes:
         for start in outputs.starts:
             if (delta := delta_of(start.sequence_id, filled)) is not None:
                 delta.num_cached_tokens = start.num_cached_tokens
+                delta.first_miss = start.first_miss
         boxes = self._boxes
         ids = split_sequence_ids(outputs.sequence_ids)
         for request_id, index, token_id in zip(*ids, outputs.token_ids.tolist(), strict=False):

@@ -41,6 +41,8 @@ class OutputDelta(msgspec.Struct, gc=False):
     # of the prompt positions that were computed since the last delta; the first token of a prompt has none
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
+    # why it was no more, as a word of SequenceStart
+    first_miss: str = ""
     # in the last one: drafts that were verified, and those of them that were right (speculation)
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -73,7 +75,10 @@ class RequestAssembly:
 
     def push(self, delta: TokenDelta) -> OutputDelta:
         index = self._first_index + delta.index
-        new = OutputDelta(index, delta.token_ids, num_cached_tokens=delta.num_cached_tokens)
+        new = OutputDelta(index, delta.token_ids)
+        if delta.num_cached_tokens is not None:
+            new.num_cached_tokens = delta.num_cached_tokens
+            new.first_miss = delta.first_miss
         if delta.finish_reason is not None:
             self._num_open -= 1
             new.finish_reason = delta.finish_reason
@@ -129,6 +134,7 @@ class OutputGatherer:
         self._has_sum = sampling.logprobs is not None
         self._has_prompt_logprobs = sampling.prompt_logprobs is not None
         self._num_cached_tokens: int | None = None
+        self._first_miss = ""
         self._outputs = [self._empty(index) for index in range(sampling.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = [None] if self._has_prompt_logprobs else None
 
@@ -184,6 +190,7 @@ class OutputGatherer:
             self._prompt_logprobs += delta.prompt_logprobs
         if delta.num_cached_tokens is not None and self._num_cached_tokens is None:
             self._num_cached_tokens = delta.num_cached_tokens
+            self._first_miss = delta.first_miss
 
     def _request_output(self, outputs: list[CompletionOutput]) -> RequestOutput:
         return RequestOutput(
@@ -194,6 +201,7 @@ class OutputGatherer:
             finished=all(output.is_finished for output in self._outputs),
             prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
+            first_miss=self._first_miss or None,
         )
 
 

@@ -131,6 +131,8 @@ def test_no_generation_field_is_forgotten_here():
     elsewhere = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
     # this model writes no thoughts: test_anthropic_messages.py
     elsewhere |= {"thinking_token_budget"}
+    # names of what is installed: tests/worker/sampler/test_own_processors.py
+    elsewhere |= {"logits_processors"}
     elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS, *STRUCTURED_FIELDS}
     assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
 

@@ -14,6 +14,7 @@ import numpy as np
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChangeLog
 from quire.engine_core.kv_cache_manager.eviction import NOBODY, ByShares, EvictionOrder, LeastRecentlyUsed
+from quire.engine_core.kv_cache_manager.lost_names import LostNames
 from quire.observability.recorder import Recorder
 
 
@@ -48,6 +49,7 @@ class BlockPool:
         self.num_evictions = 0
         # names that are not to be found any more, or under which another block is
         self.num_names_lost = 0
+        self.lost = LostNames(num_blocks)
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
         self.changes = changes
@@ -233,6 +235,7 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
         self.num_names_lost += len(self._block_by_key)
+        self.lost.add(self._block_by_key, "cleared")
         self._block_by_key.clear()
         if self.changes is not None:
             self.changes.cleared()
@@ -260,6 +263,9 @@ class BlockPool:
 
     def _evict(self) -> int:
         block = self._cached.evicted()
+        key = self._keys[block]
+        assert key is not None
+        self.lost.add((key,), "evicted")
         self.forget(block)
         self.num_evictions += 1
         return block

@@ -143,6 +143,24 @@ class PrefixCache:
             blocks.append(self.state_after(state_name) or [])
         return ComputedBlocks(num_tokens, blocks, state_name=state_name, num_without_state=num_without_state)
 
+    def first_miss(self, sequence: Sequence, num_tokens: int) -> str:
+        """Why no more than `num_tokens` of its tokens were at hand: a word of SequenceStart, "" if no more can be."""
+        limit = (sequence.num_known_tokens - 1) // self._block_size
+        index = num_tokens // self._block_size
+        if index >= limit:
+            return ""
+        if not self._pool.keeps_contents:
+            return "off"
+        if not looks_up(sequence):
+            return "every_position"
+        name = self.hasher.hashes(sequence, limit)[index]
+        keys = [(number, name) for number in range(len(self._attention))]
+        reasons = [self._pool.lost.reason(key) or "new" for key in keys if self._pool.find(key) is None]
+        if reasons:
+            # in some groups of layers it may still be there
+            return min(reasons)
+        return "whole_range" if sequence.request.uncut_blocks(index + 1, self._block_size) <= index else "no_state"
+
     def _longest_of_chain(self, sequence: Sequence, limit: int) -> ComputedBlocks:
         known = sequence.last_hit
         if isinstance(known, KnownHit) and known.limit == limit:

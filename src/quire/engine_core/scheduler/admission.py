@@ -182,7 +182,8 @@ class Admission:
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:
-        return SequenceStart(sequence.sequence_id, num_computed_tokens)
+        first_miss = self._manager.cache.first_miss(sequence, num_computed_tokens)
+        return SequenceStart(sequence.sequence_id, num_computed_tokens, first_miss)
 
 
 def further_ids(message: EngineRequest) -> list[int]:

@@ -23,9 +23,10 @@ def only(word: str) -> Meta:
 
 
 class CachedTokens(msgspec.Struct):
-    """Prompt tokens that were not computed again."""
+    """Prompt tokens that were not computed again, and why the next one was (docs/kv-cache.md)."""
 
     cached_tokens: int = 0
+    first_miss: str | UnsetType = msgspec.UNSET
 
 
 class CompletionTokens(msgspec.Struct):

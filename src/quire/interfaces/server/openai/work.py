@@ -13,6 +13,8 @@ from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.engine_client import Stream
 from quire.errors import ContextLengthError, RequestError
@@ -46,6 +48,8 @@ class Counts:
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    # of the first prompt that was computed
+    first_miss: str = ""
     num_generated_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -57,7 +61,7 @@ class Counts:
             self.num_prompt_tokens,
             self.num_generated_tokens,
             self.num_prompt_tokens + self.num_generated_tokens,
-            CachedTokens(self.num_cached_tokens),
+            CachedTokens(self.num_cached_tokens, self.first_miss or msgspec.UNSET),
             CompletionTokens(self.num_reasoning_tokens, self.num_accepted_tokens, num_rejected),
         )
 
@@ -288,6 +292,7 @@ class _Watch:
             self._reservation.begin(number)
             self._reservation.add_tokens(num_cached=delta.num_cached_tokens)
             self._counts.num_cached_tokens += delta.num_cached_tokens
+            self._counts.first_miss = self._counts.first_miss or delta.first_miss
             observer.started(delta.num_cached_tokens, now)
         num_tokens = len(delta.token_ids)
         if num_tokens:

@@ -278,7 +278,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            **msgspec.to_builtins(usage.prompt_tokens_details),
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,

@@ -111,7 +111,9 @@ export class Chat {
     const seconds = first === null ? 0 : (ended - first) / 1000;
     if (usage.completion_tokens > 1 && seconds > 0) parts.push(`${figure((usage.completion_tokens - 1) / seconds)} a second`);
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    parts.push(`${count(cached)} of ${plural(usage.prompt_tokens, "prompt token")} from the cache`);
+    const miss = usage.prompt_tokens_details?.first_miss;
+    const why = miss && miss !== "new" ? ` (${miss.replaceAll("_", " ")})` : "";
+    parts.push(`${count(cached)} of ${plural(usage.prompt_tokens, "prompt token")} from the cache${why}`);
     if (finish === "length") parts.push("cut at the longest length");
     answer.parentElement.append(element("p", "facts", parts.join(" · ")));
     this.log.scrollTop = this.log.scrollHeight;
