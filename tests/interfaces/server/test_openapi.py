@@ -82,6 +82,7 @@ EXCHANGES = [
 ADMIN_EXCHANGES = [
     ("POST", "/v1/load_lora_adapter", None, {"lora_name": "a", "lora_path": "a"}, 400),
     ("POST", "/v1/unload_lora_adapter", None, {"lora_name": "a"}, 404),
+    ("POST", "/v1/admin/update_weights", None, {"path": "a.safetensors"}, 400),
     ("GET", PREFIXES, None, None, 200),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 201),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 409),

@@ -21,6 +21,7 @@ from quire.interfaces.gateway.batches.requests import BatchRequest
 from quire.interfaces.gateway.sessions.requests import REFUSED_BY_TURNS, RewindRequest, SessionRequest
 from quire.interfaces.server.administration.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.interfaces.server.administration.pinned_prefixes import PinPrefixRequest
+from quire.interfaces.server.administration.weights import UpdateWeightsRequest
 from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
@@ -55,6 +56,7 @@ def tables() -> dict[str, str]:
         "Fields of a piece": _implemented(PromptPiece, set()),
         "Fields of /v1/load_lora_adapter": _implemented(LoadAdapterRequest, set()),
         "Fields of /v1/unload_lora_adapter": _implemented(UnloadAdapterRequest, set()),
+        "Fields of /v1/admin/update_weights": _implemented(UpdateWeightsRequest, set()),
         "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
         "Fields of /v1/batches": _implemented(BatchRequest, set()),
         "Fields of /v1/sessions": _implemented(SessionRequest, set()),

@@ -15,7 +15,7 @@ from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
-from quire.interfaces.server.administration import adapters, admin, pinned_prefixes
+from quire.interfaces.server.administration import adapters, admin, pinned_prefixes, weights
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
@@ -44,7 +44,7 @@ FAMILIES = (
     page,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-ADMIN_FAMILIES = (admin, adapters, pinned_prefixes)
+ADMIN_FAMILIES = (admin, adapters, pinned_prefixes, weights)
 # These stand on the port of administrators, too.
 ALSO_FOR_ADMINS = (health, metrics, observe)
 

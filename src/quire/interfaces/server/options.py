@@ -88,6 +88,12 @@ class ServerOptions:
         section="adapters",
     )  # fmt: skip
 
+    # weights
+    weights_root: str | None = option(
+        None, "folder below which /v1/admin/update_weights finds files; without it none are taken over HTTP",
+        section="adapters",
+    )  # fmt: skip
+
     # tenants
     tenant_max_requests: int | None = option(
         None, "sequences that one key's tenant may have in flight, where the key file says nothing else",

@@ -45,6 +45,7 @@ def parts_of(options: ServerOptions, tracing: Tracing | None = None, role: Proce
         "services": NoServices(),
         "observed": Observed(metrics, siblings=role.siblings),
         "adapter_root": options.adapter_root,
+        "weights_root": options.weights_root,
         "max_body_bytes": options.max_body_bytes,
         "max_request_seconds": options.max_request_seconds,
     }
