@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EMBEDDED
-from quire.errors import EngineError, OptionError
+from quire.errors import CapacityError, EngineError, OptionError
 from quire.interfaces.cli.bench_flags import whole_number
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.lora_request import LoRARequest
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from quire.interfaces.llm import LLM
     from quire.modeling import TrainedModel
     from quire.outputs import RequestOutput
 
@@ -187,13 +188,11 @@ def _told(
     options: dict[str, Any], way: _Way, prompts: Sequence[str], max_tokens: int, lora: LoRARequest | None
 ) -> list[tuple[list[int], list[float]]]:
     """What the engine says: all tokens, and the log-probabilities of the last of them."""
-    from quire.interfaces.llm import LLM
-
     sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
     if way.is_prompt:
         sampling = sampling.replace(prompt_logprobs=0)
-    batches = [[prompt] for prompt in prompts] if way.one_by_one else [list(prompts)]
-    with LLM(**options) as llm:
+    batches = [[prompt] for prompt in prompts] if way.one_by_one else [list(prompts) * (1 + way.has_few_blocks)]
+    with _opened(options, is_tight=way.has_few_blocks) as llm:
         answers = [
             answer
             for batch in batches * way.repeats
@@ -204,6 +203,19 @@ def _told(
                 f"verify: no request was {way.name}, so nothing is known of it. Give longer --max-tokens."
             )
     return [_with_logprobs(answer) for answer in answers]
+
+
+def _opened(options: dict[str, Any], *, is_tight: bool) -> LLM:
+    """`is_tight`: with as few blocks as one request needs, which nobody knows of a model with states."""
+    from quire.interfaces.llm import LLM
+
+    while True:
+        try:
+            return LLM(**options)
+        except CapacityError:
+            if not is_tight:
+                raise
+            options = {**options, "num_gpu_blocks_override": options["num_gpu_blocks_override"] * 5 // 4 + 1}
 
 
 def _with_logprobs(answer: RequestOutput) -> tuple[list[int], list[float]]:
