@@ -3,6 +3,8 @@ the policy `allkeys-lru`."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import redis
 
 from quire.errors import OptionError
@@ -34,7 +36,10 @@ class RedisServer:
         return [bool(answer) for answer in pipeline.execute()]
 
     def get_many(self, names: list[str]) -> list[bytes | None]:
-        return list(self._client.mget([_PREFIX + name for name in names])) if names else []
+        if not names:
+            return []
+        # no text: the client was not told to decode
+        return cast("list[bytes | None]", self._client.mget([_PREFIX + name for name in names]))
 
     def put_many(self, values: list[tuple[str, bytes]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
