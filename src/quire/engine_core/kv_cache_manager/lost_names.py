@@ -5,6 +5,7 @@ Bounded: what was lost longest ago is forgotten. Owned by BlockPool, asked by Pr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from quire.engine_core.kv_cache_manager.cache_changes import BlockKey
@@ -15,16 +16,16 @@ class LostNames:
 
     def __init__(self, num_blocks: int) -> None:
         self._most = num_blocks
-        # in the order in which they were lost
-        self._reasons: dict[BlockKey, str] = {}
+        # In the order in which they were lost. Of a dict, the first entry is found behind all that have left it.
+        self._reasons: OrderedDict[BlockKey, str] = OrderedDict()
 
     def add(self, keys: Iterable[BlockKey], reason: str) -> None:
         reasons = self._reasons
         for key in keys:
-            reasons.pop(key, None)
             reasons[key] = reason
+            reasons.move_to_end(key)
         while len(reasons) > self._most:
-            del reasons[next(iter(reasons))]
+            reasons.popitem(last=False)
 
     def reason(self, key: BlockKey) -> str | None:
         return self._reasons.get(key)
