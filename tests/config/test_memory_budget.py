@@ -120,6 +120,43 @@ def test_a_stage_has_its_layers_and_one_end_of_the_model():
     assert part.kv_bytes(7, "float32") == shape.kv_bytes(7, "float32") * 4 // 10
 
 
+TWO_SHAPES = {
+    "model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 14, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "intermediate_size": 128, "vocab_size": 100,
+    "hidden_size_per_layer_input": 0, "max_position_embeddings": 4096, "architectures": ["Gemma4ForCausalLM"],
+}  # fmt: skip
+
+
+def test_a_stage_of_layers_of_two_shapes_has_those_that_follow_each_other():
+    shape = ModelShape.of(TWO_SHAPES)
+    part = shape.of_worker(1, 2)
+    # layers 5, 11 and the last one see all tokens: two of them lie in the second half
+    assert part.mixed.layers == shape.mixed.layers[7:]
+    assert [layer.window == 0 for layer in part.mixed.layers].count(True) == 2
+    assert shape.num_linear_parameters / 2 < part.num_linear_parameters < shape.num_linear_parameters * 0.55
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hidden_size_per_layer_input": 8}, "each takes an input of its own"),
+        ({"num_kv_shared_layers": 2}, "some read keys and values that others have made"),
+        ({}, None),
+    ],
+    ids=["own inputs", "shared keys", "alone"],
+)
+def test_stages_are_refused_where_the_worker_refuses_them(tmp_path, capsys, command, changes, why):
+    (tmp_path / "config.json").write_text(json.dumps({**TWO_SHAPES, **changes}))
+    path = str(tmp_path)
+    load = ["--trace", "alpaca", "--rate", "1", "--num-requests", "2"]
+    of_command = {"plan": [path], "simulate": ["--model", path, *load]}
+    argv = [command, *of_command[command], "--device", "a100-40gb", "--pipeline-parallel-size", "2"]
+    assert main(argv) == (2 if why else 0)
+    printed = capsys.readouterr()
+    assert (why or "") in printed.err + printed.out
+
+
 @pytest.mark.parametrize("family", ["opt", "llama", "mixtral"])
 def test_the_largest_step_is_about_what_a_worker_measures(tmp_path, family):
     """Kernels differ in what they keep at once, so the formula is right within a factor of two."""

@@ -207,14 +207,20 @@ class ModelShape:
     def _of_stage(self, num_stages: int) -> ModelShape:
         if num_stages == 1:
             return self
+        experts, recurrent, mixed = self.experts, self.recurrent, self.mixed
+        if mixed is not None and mixed.reason_not_to_divide is not None:
+            raise ModelError(
+                f"pipeline_parallel_size={num_stages}: the layers of this model cannot be divided over so many stages: "
+                f"{mixed.reason_not_to_divide}. Use tensor_parallel_size."
+            )
         num_layers = _part(self.num_layers, num_stages)
-        experts, recurrent = self.experts, self.recurrent
         return replace(
             self,
             num_layers=num_layers,
             num_windowed_layers=self.num_windowed_layers // num_stages,
             experts=experts and replace(experts, num_layers=min(experts.num_layers, num_layers)),
             recurrent=recurrent and replace(recurrent, num_layers=recurrent.num_layers // num_stages),
+            mixed=mixed and mixed.of_stage(num_stages),
             # the first stage has the embedding, the last one the head
             has_tied_embeddings=True,
         )

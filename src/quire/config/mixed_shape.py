@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from quire.errors import ModelError
@@ -96,6 +97,22 @@ class MixedShape:
             for layer in self.layers
         )
         return replace(self, layers=layers, num_heads=-(-self.num_heads // num_ranks))
+
+    @property
+    def reason_not_to_divide(self) -> str | None:
+        """Why its layers cannot be the stages of a pipeline; None: they stand by themselves."""
+        if self.layer_input_size:
+            return "each takes an input of its own, made of the tokens before the first one"
+        if any(layer.source is not None for layer in self.layers):
+            return "some read keys and values that others have made"
+        return None
+
+    def of_stage(self, num_stages: int) -> MixedShape:
+        """The part of the stage that has most of it."""
+        share, more = divmod(len(self.layers), num_stages)
+        bounds = pairwise(accumulate((share + (stage < more) for stage in range(num_stages)), initial=0))
+        parts = [replace(self, layers=self.layers[first:last]) for first, last in bounds]
+        return max(parts, key=lambda part: part.num_linear_parameters)
 
     @property
     def query_width(self) -> int:

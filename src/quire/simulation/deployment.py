@@ -146,8 +146,6 @@ def _memory(config: EngineConfig, device: DeviceSheet) -> tuple[ModelPart, Memor
     worker, facts = config.worker, config.facts
     grid, dtype = worker.grid, worker.dtype
     whole = ModelShape.of(facts.hf_config)
-    if whole.mixed is not None and grid.pipeline > 1:
-        raise OptionError("pipeline_parallel_size: the layers of this model depend on each other. Leave it out.")
     fullest = whole.of_worker(grid.tensor, grid.pipeline)
     total, _ = weight_bytes(facts, whole, dtype, worker.quantization)
     weights = total * fullest.num_parameters // whole.num_parameters

@@ -79,8 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
     deployment = Deployment.of(arguments)
     context = arguments.context or facts.max_model_len or 2048
     shape = ModelShape.of(facts.hf_config)
-    if shape.mixed is not None and deployment.num_stages > 1:
-        raise OptionError("pipeline_parallel_size: the layers of this model depend on each other. Leave it out.")
     weights = Weights.of(facts, shape, arguments.dtype, arguments.quantization)
     kv_dtype = arguments.kv_cache_dtype or arguments.dtype
     part = deployment.part_of(shape)

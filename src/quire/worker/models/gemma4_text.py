@@ -362,10 +362,7 @@ class Gemma4ForCausalLM(CausalLM):
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = Gemma4Model(config, max_model_len)
         super().__init__(model, head_of(config, model.embed_tokens))
-        if model.own_inputs is not None:
-            self.reason_not_to_divide = "each takes an input of its own, made of the tokens before the first one"
-        elif any(layer.source is not None for layer in config.shape.layers):
-            self.reason_not_to_divide = "some read keys and values that others have made"
+        self.reason_not_to_divide = config.shape.reason_not_to_divide
         self.checkpoint_map = CheckpointMap(
             merged=MERGED,
             prefixes={"model.language_model.": "model."},
