@@ -300,8 +300,8 @@ class EngineOptions:
         section="execution",
     )  # fmt: skip
     rank_invariant: bool = option(
-        False, "the same bits with 1, 2, 4 and 8 workers that share each layer; products that are summed over them "
-        "take longer", section="execution",
+        False, "the same bits with 1, 2, 4 and 8 workers that share each layer, not with experts; products that are "
+        "summed over them take longer", section="execution",
     )  # fmt: skip
     compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
     enforce_eager: bool = option(

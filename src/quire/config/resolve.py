@@ -324,6 +324,12 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
 
 
 def _check_experts(options: EngineOptions, facts: ModelFacts) -> None:
+    if options.rank_invariant and has_experts(facts.hf_config):
+        raise OptionError(
+            f"rank_invariant: model_type={facts.model_type} has experts here, whose outputs several workers sum in "
+            "another order than one worker does. Leave rank_invariant out: tokens may then differ with the number of "
+            "workers where two are nearly equal."
+        )
     reason = None
     if options.tensor_parallel_size == 1:
         reason = "tensor_parallel_size is 1. Give the number of workers"

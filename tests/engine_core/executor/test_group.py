@@ -178,6 +178,13 @@ def test_what_cannot_be_done_together_is_refused(checkpoint, options):
         resolve(EngineOptions(model=str(checkpoint), device="cpu", **options))
 
 
+def test_equal_bits_with_experts_are_refused_by_name(tmp_path):
+    path = make_checkpoint(tmp_path / "model", "qwen3_moe")
+    for size in (1, 2):
+        with pytest.raises(OptionError, match="rank_invariant: model_type=qwen3_moe has experts"):
+            resolve(EngineOptions(model=str(path), device="cpu", tensor_parallel_size=size, rank_invariant=True))
+
+
 def test_a_failed_start_leaves_nothing(checkpoint, monkeypatch):
     """A rank dies while it loads."""
 

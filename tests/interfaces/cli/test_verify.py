@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from quire.interfaces.cli.program import OK, USER_MISTAKE, main
-from quire.interfaces.cli.verify import DIFFERS
+from quire.interfaces.cli.verify import DIFFERS, _compared
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -52,12 +55,13 @@ def test_the_engine_has_the_bits_of_the_training_forward(tmp_path: Path, capsys:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_next"])
-def test_so_has_one_with_experts_but_over_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str):
-    """What experts say is summed over ranks in no fixed order of slices; the table shows it."""
+def test_so_has_one_with_experts_which_ranks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str):
     path = make_checkpoint(tmp_path / name, name)
     capsys.readouterr()
-    main(["verify", str(path), "--bitwise", *SMALL])
-    assert [row.split()[-1] for row in table(capsys)[1:-1]] == ["0.0"] * 6
+    assert main(["verify", str(path), "--bitwise", *SMALL]) == OK
+    rows = table(capsys)[1:]
+    assert [row.split()[-1] for row in rows[:-1]] == ["0.0"] * 6
+    assert rows[-1].split() == ["two", "ranks", "0", "refused", "with", "experts"]
 
 
 @pytest.mark.nightly
@@ -66,7 +70,12 @@ def test_so_has_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     adapter = make_adapter(tmp_path / "adapter", path, seed=1)
     capsys.readouterr()
     assert main(["verify", str(path), "--bitwise", "--adapter", str(adapter), *SMALL]) == OK
-    assert [row.split()[-1] for row in table(capsys)[1:]] == ["0.0"] * 6
+    assert [row.split()[-1] for row in table(capsys)[1:]] == [*["0.0"] * 6, "adapters"]
+
+
+def test_what_is_no_number_is_a_difference():
+    trained: Any = SimpleNamespace(logprobs=lambda sequences: [torch.tensor([-1.0, float("nan"), -1.0])])
+    assert _compared(trained, [([1, 2, 3, 4], [-1.0, -1.0, -1.0])])[1] == "inf"
 
 
 def test_an_adapter_is_compared_bit_by_bit_alone(capsys: pytest.CaptureFixture[str]):
