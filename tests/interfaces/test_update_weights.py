@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.quantized_checkpoints import write_gptq
 
 from quire import LLM, RequestError, SamplingParams
-from quire.messages import EngineRequest, split_sequence_id
+from quire.engine_core.driver import CoreDriver
+from quire.errors import EngineError
+from quire.interfaces.weights import update_weights
+from quire.messages import ControlCall, ControlReply, EngineFailed, EngineRequest, split_sequence_id
 from quire.modeling import load_for_training
+from quire.observability.run_log import RunLog
+from quire.simulation.replay import Replay
 from quire.testing.greedy import generate_greedy, real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.weight_update import WeightUpdate
 
 PROMPTS = [
     "Paper is folded, cut and sewn; a quire is some leaves",
@@ -107,6 +116,118 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path, kind: str, words: str):
         with pytest.raises(RequestError, match=words):
             llm.update_weights(broken(load_file(second / "model.safetensors"), kind))
         assert answers(llm) == before
+
+
+def test_what_one_rank_alone_has_is_checked_there(tmp_path: Path):
+    """A shape that only a rank's cut stumbles over, what lies in the last stage, and that stage alone."""
+    first, second = two(tmp_path, "llama")
+    tensors = load_file(second / "model.safetensors")
+    of_last_layer = {name: tensor for name, tensor in tensors.items() if "layers.2." in name}
+    with opened(first, tensor_parallel_size=2) as llm:
+        before = answers(llm)
+        with pytest.raises(RequestError, match="does not fit"):
+            llm.update_weights({"model.layers.0.self_attn.o_proj.weight": torch.zeros(7)})
+        assert answers(llm) == before
+    with opened(first, pipeline_parallel_size=2) as llm:
+        before = answers(llm)
+        with pytest.raises(RequestError, match="in the checkpoint"):
+            llm.update_weights(broken(tensors, "shape"))
+        assert answers(llm) == before
+        llm.update_weights(of_last_layer)
+        assert answers(llm) != before
+
+
+def test_codes_of_a_checkpoint_are_not_made_of_numbers(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    path = tmp_path / "codes"
+    path.mkdir()
+    write_gptq(path, first)
+    with opened(path) as llm:
+        before = answers(llm)
+        with pytest.raises(RequestError, match="codes"):
+            llm.update_weights(second)
+        assert answers(llm) == before
+
+
+def test_a_file_that_changes_while_it_is_read_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = two(tmp_path, "llama")
+    replace = WeightUpdate._replace
+
+    def touch_and_replace(self: WeightUpdate, *args: Any) -> None:
+        os.utime(second / "model.safetensors", (1, 1))
+        replace(self, *args)
+
+    monkeypatch.setattr(WeightUpdate, "_replace", touch_and_replace)
+    driver = CoreDriver(real_core(first))
+    driver.handle(ControlCall(call_id=7, name="update_weights", args={"path": str(second)}))
+    assert driver.is_dead
+    errors = [message.error for message in driver.take() if isinstance(message, (EngineFailed, ControlReply))]
+    assert len(errors) == 2
+    assert all("two kinds" in str(error) for error in errors)
+    driver.shutdown()
+
+
+class Copies:
+    """An engine that says what it is asked, and when it looks at the file."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.refusal = refusal
+        self.calls: list[str] = []
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def control(self, name: str, args: dict[str, Any]) -> Any:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        self.calls.append(name)
+        assert Path(args["path"]).is_file()
+        if self.refusal is not None:
+            raise EngineError(self.refusal)
+        return {"version": "00", "num_weights": 1, "num_requests": 0}
+
+
+def test_a_file_stays_until_it_was_read_though_nobody_waits():
+    async def main() -> None:
+        engine: Any = Copies()
+        task = asyncio.ensure_future(update_weights(engine, {"a": torch.zeros(1)}))
+        await engine.is_asked.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        engine.may_answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.calls == ["check_weights", "update_weights"]
+
+    asyncio.run(main())
+
+
+def test_no_copy_begins_while_another_one_refuses():
+    async def main() -> None:
+        engine: Any = Copies("prefixes are pinned")
+        engine.may_answer.set()
+        with pytest.raises(RequestError, match="pinned"):
+            await update_weights(engine, {"a": torch.zeros(1)})
+        assert engine.calls == ["check_weights"]
+
+    asyncio.run(main())
+
+
+def test_keys_that_know_nothing_of_weights_are_refused(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    with opened(first, kv_connector="memory") as llm, pytest.raises(RequestError, match="kv_connector=memory"):
+        llm.update_weights(second)
+
+
+def test_a_run_is_replayed_when_the_file_has_gone(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    log = tmp_path / "run.qlog"
+    with opened(first, record=str(log)) as llm:
+        before = answers(llm)
+        llm.update_weights(load_file(second / "model.safetensors"))
+        assert answers(llm) != before
+    outcome = Replay(RunLog(log), None).run()
+    assert outcome.difference is None
+    assert outcome.num_steps > 10
 
 
 def test_a_pinned_prefix_must_go_first(tmp_path: Path):

@@ -63,6 +63,16 @@ def test_cut_within_an_image_and_used_again():
     assert (statistics["num_images_encoded"], statistics["num_image_cache_hits"]) == (2, 4)
 
 
+def test_other_weights_encode_anew():
+    rows = ImageRows(Model(), torch.device("cpu"))
+    rows.admit(admitted(0, 7))
+    for _ in range(2):
+        rows.of(batch(0, 0, 5))
+        rows.weights_changed()
+        assert rows.statistics()["image_cache_bytes"] == 0
+    assert rows.statistics()["num_images_encoded"] == 2
+
+
 class PlainModel(Model):
     has_grid_positions = False
 

@@ -178,3 +178,20 @@ def test_pieces_begin_at_multiples_of_their_length(tmp_path):
     pieces.write_rest()
     assert bytes(content) == whole
     assert places == [0, size, 2 * size]
+
+
+def test_weights_change_when_those_of_the_checkpoint_are_kept(checkpoint, monkeypatch):
+    may_write = threading.Event()
+    kept = []
+
+    def save(*_):
+        may_write.wait()
+        kept.append("kept")
+
+    monkeypatch.setattr(packed_store.PackedStore, "_save", save)
+    model = load(checkpoint)
+    waiting = threading.Thread(target=lambda: (packed_store.wait_until_kept(model), kept.append("changed")))
+    waiting.start()
+    may_write.set()
+    waiting.join()
+    assert kept == ["kept", "changed"]

@@ -156,11 +156,14 @@ class CoreDriver:
                 self._outbox.append(self._control(message))
 
     def _control(self, call: ControlCall) -> ControlReply:
-        """A management call that fails is answered with its error; the engine goes on."""
+        """A management call that fails is answered with its error; the engine goes on, unless that says otherwise."""
         try:
             if (operation := self.operations.get(call.name)) is not None:
                 return ControlReply(call_id=call.call_id, result=operation(**call.args))
             return ControlReply(call_id=call.call_id, result=self._core.control(call.name, call.args))
+        except EngineDeadError as error:
+            self._die(error, f"in {call.name}")
+            return ControlReply(call_id=call.call_id, error=str(error))
         except QuireError as error:
             return ControlReply(call_id=call.call_id, error=str(error))
         except Exception as error:

@@ -72,7 +72,7 @@ class EngineCore:
             "release_kept": kept.release,
             "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
-            "update_weights": Weights(scheduler, executor.control).update,
+            **Weights(scheduler, executor.control).operations(),
             **Observation(scheduler).operations(),
             **adapters.operations(),
         }

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.errors import UserError
+from quire.errors import EngineDeadError, UserError
 
 # (operation of the worker, its arguments) -> result
 WorkerControl = Callable[[str, dict[str, Any]], Any]
@@ -26,9 +25,12 @@ class Weights:
         self._control = control
         self.version = b""
 
-    def update(self, path: str) -> dict[str, Any]:
-        """From a safetensors file, or a folder of them, that every worker sees. If anything is wrong with it, nothing
-        has changed. Requests that run go on: their tokens are computed once more, with the new weights."""
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        return {"check_weights": self.check, "update_weights": self.update}
+
+    def check(self, path: str) -> bool:
+        """A safetensors file, or a folder of them, that every worker sees. Raises for the first thing that is wrong
+        with it, or with the time. A file that was not touched since is not read twice."""
         if any(True for _ in self._scheduler.manager.kept):
             raise UserError(
                 "update_weights: prefixes are pinned or sessions kept, whose keys and values belong to the old "
@@ -37,17 +39,20 @@ class Weights:
         fault = self._control("check_weights", {"path": path})
         if fault is not None:
             raise UserError(f"update_weights: {fault} The weights are as they were.")
-        version = _digest(self.version, path)
-        num_weights = self._control("update_weights", {"path": path})
-        self.version = version
-        num_requests = self._scheduler.forget_computed(version)
-        return {"version": version.hex(), "num_weights": num_weights, "num_requests": num_requests}
+        return True
 
-
-def _digest(before: bytes, path: str) -> bytes:
-    digest = hashlib.blake2b(before, digest_size=_DIGEST_SIZE)
-    whole = Path(path)
-    for file in sorted(whole.glob("*.safetensors")) if whole.is_dir() else [whole]:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "blake2b").digest())
-    return digest.digest()
+    def update(self, path: str) -> dict[str, Any]:
+        """From such a file. If anything is wrong with it, nothing has changed. Requests that run go on: their tokens
+        are computed once more, with the new weights."""
+        self.check(path)
+        content = self._control("digest_weights", {"path": path})
+        try:
+            num_weights = self._control("update_weights", {"path": path})
+        except Exception as error:
+            # some may be new and others not: nothing that this engine says could be trusted
+            raise EngineDeadError(
+                f"update_weights: {error} The engine may have weights of two kinds, and ends."
+            ) from error
+        self.version = hashlib.blake2b(self.version + bytes.fromhex(content), digest_size=_DIGEST_SIZE).digest()
+        num_requests = self._scheduler.forget_computed(self.version)
+        return {"version": self.version.hex(), "num_weights": num_weights, "num_requests": num_requests}

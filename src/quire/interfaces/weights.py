@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.interfaces.engine_calls import EngineCalls, control
+from quire.interfaces.engine_calls import EngineCalls, control, outlast
 
 # memory that has a name, by which other processes of this machine find it
 _SHARED_MEMORY = Path("/dev/shm")
@@ -27,13 +27,24 @@ class UpdatedWeights:
 
 async def update_weights(engine: EngineCalls, weights: Mapping[str, Any] | str | Path) -> UpdatedWeights:
     """`weights`: tensors by the names of the checkpoint, or a safetensors file or folder that every worker sees."""
+    # to its end, also for somebody who waits no longer: a file that is being read must not go
+    return await outlast(_updated(engine, weights))
+
+
+async def _updated(engine: EngineCalls, weights: Mapping[str, Any] | str | Path) -> UpdatedWeights:
     if not isinstance(weights, Mapping):
-        return UpdatedWeights(**await control(engine, "update_weights", path=str(Path(weights).absolute())))
+        return await _from_file(engine, Path(weights).absolute())
     path = await asyncio.to_thread(_written, weights)
     try:
-        return UpdatedWeights(**await control(engine, "update_weights", path=str(path)))
+        return await _from_file(engine, path)
     finally:
         path.unlink()
+
+
+async def _from_file(engine: EngineCalls, path: Path) -> UpdatedWeights:
+    # of several copies of the engine none begins while another one must refuse
+    await control(engine, "check_weights", path=str(path))
+    return UpdatedWeights(**await control(engine, "update_weights", path=str(path)))
 
 
 def _written(weights: Mapping[str, Any]) -> Path:

@@ -169,6 +169,10 @@ class ImageRows(StepMember):
             self._num_bytes -= self._encoded.popitem(last=False)[1].nbytes
         return encoded
 
+    def weights_changed(self) -> None:
+        self._encoded.clear()
+        self._num_bytes = 0
+
     def statistics(self) -> dict[str, float]:
         return {
             "num_images_encoded": self._num_encoded,

@@ -88,7 +88,11 @@ class PackedStore:
         is_packed = any(name.endswith(".packed") for name in state)
         if is_packed and _SMALLEST <= num_bytes <= self.max_bytes:
             # the program waits for it at its end, whatever thread has loaded the model
-            threading.Thread(target=self._save, args=(state, num_bytes), name="quire-keep-packed", daemon=False).start()
+            keeping = threading.Thread(
+                target=self._save, args=(state, num_bytes), name="quire-keep-packed", daemon=False
+            )
+            keeping.start()
+            model.keeping_weights = keeping
 
     def _save(self, state: dict[str, Tensor], num_bytes: int) -> None:
         folder = self.file.parent
@@ -128,6 +132,13 @@ class PackedStore:
 def num_mapped_bytes(model: nn.Module) -> int:
     """Of the model's weights, what lies in a file."""
     return int(getattr(model, "num_mapped_bytes", 0))
+
+
+def wait_until_kept(model: nn.Module) -> None:
+    """Who changes weights does so afterwards: the file is for those of the checkpoint."""
+    keeping: threading.Thread | None = getattr(model, "keeping_weights", None)
+    if keeping is not None:
+        keeping.join()
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

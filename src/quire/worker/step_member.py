@@ -24,6 +24,9 @@ class StepMember:
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
         """The step has its answer."""
 
+    def weights_changed(self) -> None:
+        """The model has others: what was made with the old ones is void."""
+
     def close(self) -> None:
         """There are no more steps."""
 

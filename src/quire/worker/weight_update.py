@@ -9,6 +9,7 @@ nothing but a plan of the model, which takes no memory. Called by Worker, betwee
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.checkpoint_files import CheckpointFiles
+from quire.worker.kernels.reference.packed_format import read_header
 from quire.worker.layers.parameter import Part, ShapeMismatchError, parts_of, pick_piece, replace_weight
 from quire.worker.layers.quantization import QuantizedWeight, Scheme, apply
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
@@ -26,9 +28,12 @@ from quire.worker.weight_loading import BACKBONE, WEIGHT_TYPES, Holders, absent_
 
 
 class WeightUpdate:
-    """`plan` is the model as it is built, on `meta`."""
+    """From one file or folder. `plan` is the model as it is built, on `meta`."""
 
-    def __init__(self, model: nn.Module, plan: nn.Module, scheme: Scheme | None) -> None:
+    def __init__(self, model: nn.Module, plan: nn.Module, scheme: Scheme | None, path: Path) -> None:
+        self._path = path
+        # what the file was before anybody looked into it
+        self._stamp = _stamp_of(path)
         self._model = model
         self._plan = plan
         self._scheme = scheme
@@ -38,17 +43,35 @@ class WeightUpdate:
         self._paths = {module: path for path, module in plan.named_modules()}
         self._absent = absent_modules(plan)
 
-    def check(self, path: Path) -> None:
-        """ModelError for the first thing that is wrong with the file. All ranks say the same."""
+    def is_of(self, path: Path) -> bool:
+        """The same file, and nobody has touched it since."""
+        return path == self._path and self._stamp == _stamp_of(path)
+
+    def digest(self) -> str:
+        """Of the bytes of all files that are read."""
+        digest = hashlib.blake2b()
+        for file in sorted(CheckpointFiles.at(self._path).names_by_file):
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "blake2b").digest())
+        return digest.hexdigest()
+
+    def check(self) -> None:
+        """ModelError for the first thing that is wrong with what this rank keeps of it."""
+        path = self._path
         waiting: dict[str, set[Part]] = {}
-        num_weights = 0
+        num_tensors = 0
         for source, weight in CheckpointFiles.at(path).tensors():
+            num_tensors += 1
             check_finite(source, weight)
             if weight.dtype not in WEIGHT_TYPES:
                 raise ModelError(f"{source}: {weight.dtype}: must be float32, bfloat16 or float16.")
             for name, placement in self._placements(source, weight):
-                num_weights += 1
                 parameter = self._parameters[name]
+                if self._scheme is None and self._has_codes(name):
+                    raise ModelError(
+                        f"{source}: the checkpoint came with codes in its place, and none are made of numbers. Start "
+                        "the engine with the new weights instead."
+                    )
                 try:
                     pick_piece(parameter, placement.weight, placement.part)
                 except ShapeMismatchError as error:
@@ -60,15 +83,15 @@ class WeightUpdate:
                 f"{path.name}: lacks {missing[0]} and {len(missing) - 1} more parts of weights of which it has others. "
                 "What is one weight here (query, key and value; gate and up) is sent together."
             )
-        if not num_weights:
+        if not num_tensors:
             raise ModelError(f"{path.name}: holds no weights.")
 
     @torch.no_grad()
-    def apply(self, path: Path) -> int:
-        """How many weights have changed. The file was checked."""
+    def apply(self) -> int:
+        """How many weights have changed. The file was checked; raises if it is another one by now."""
         filled: dict[str, tuple[nn.Parameter, set[Part]]] = {}
         num_weights = 0
-        for source, weight in CheckpointFiles.at(path).tensors():
+        for source, weight in CheckpointFiles.at(self._path).tensors():
             for name, placement in self._placements(source, weight):
                 if name not in filled:
                     filled[name] = _memory_for(self._parameters[name]), set(parts_of(self._parameters[name]))
@@ -80,7 +103,17 @@ class WeightUpdate:
                     del filled[name]
                     self._replace(self._holders.first_name[name], parameter)
                     num_weights += 1
+        if not self.is_of(self._path):
+            raise ModelError(f"{self._path}: was changed while it was read. Write another file, and rename it.")
         return num_weights
+
+    def _has_codes(self, name: str) -> bool:
+        """The model keeps a weight as codes."""
+        first_name = self._holders.first_name[name]
+        live = self._model.get_submodule(self._paths[self._holders.of(first_name)[0]])
+        packed: Tensor | None = getattr(live, "packed_heads", [live._buffers.get("packed")])[0]
+        old = live._parameters[first_name.rpartition(".")[2]]
+        return packed is not None and (old is None or not old.numel()) and read_header(packed).is_quantized
 
     def _placements(self, source: str, weight: Tensor) -> Iterator[tuple[str, Placement]]:
         """(name of the parameter, placement) of what this worker keeps."""
@@ -123,6 +156,16 @@ class WeightUpdate:
         # a tied embedding has it as well
         for module in self._holders.of(first_name):
             module._buffers["packed"] = None
+
+
+def _stamp_of(path: Path) -> list[tuple[str, int, int, int]]:
+    """Which files there are, and when each was changed; nothing if they cannot be seen."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    try:
+        status = [(str(file), file.stat()) for file in files]
+    except OSError:
+        return []
+    return [(name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in status]
 
 
 def _memory_for(planned: Tensor) -> nn.Parameter:

@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from quire.config import WorkerConfig
-from quire.errors import EngineError, ModelError, UserError
+from quire.config.kv_store import TIERED
+from quire.errors import EngineError, ModelError, UserError, one_line
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
@@ -36,7 +37,7 @@ from quire.worker.layers.quantization import find_scheme
 from quire.worker.layers.ranks import Ranks, among
 from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
-from quire.worker.packed_store import num_mapped_bytes
+from quire.worker.packed_store import num_mapped_bytes, wait_until_kept
 from quire.worker.patience import Patience
 from quire.worker.pipeline import StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
@@ -83,6 +84,8 @@ class Worker:
         self._runner: ModelRunner | None = None
         # of a stage of a pipeline that is not the last one
         self._outputs: StageOutputs | None = None
+        # that were checked, and not taken yet
+        self._weights: WeightUpdate | None = None
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
@@ -95,6 +98,7 @@ class Worker:
             "open_vocabulary": self._grammars.open,
             "prepare_form": self._grammars.prepare,
             "check_weights": self._check_weights,
+            "digest_weights": self._digest_weights,
             "update_weights": self._update_weights,
         }
 
@@ -272,26 +276,49 @@ class Worker:
         }
         return adapters
 
-    def _weight_update(self) -> WeightUpdate:
+    def _weight_update(self, path: Path) -> WeightUpdate:
         """With a plan that is made anew: it costs less than it would to keep."""
         config = self._config
+        if config.kv_connector is not None and config.kv_connector.name != TIERED:
+            raise ModelError(
+                f"update_weights: kv_connector={config.kv_connector.name} keeps blocks under keys that do not say of "
+                f"which weights they are. Take kv_connector={TIERED}, or start the engine again."
+            )
         with among(self._ranks):
             plan = plan_of_model(config)
         if plan is None:
             raise ModelError("update_weights: the Transformers library runs this model. Start it again instead.")
         scheme = None if config.quantization is None else find_scheme(config.quantization)
-        return WeightUpdate(self._loaded_model(), plan, scheme)
+        return WeightUpdate(self._loaded_model(), plan, scheme, path)
 
     def _check_weights(self, path: str) -> str | None:
         """What is wrong with a file of weights. Not an exception: other ranks would take this one for lost."""
+        if self._weights is not None and self._weights.is_of(Path(path)):
+            return None
+        self._weights = None
         try:
-            self._weight_update().check(Path(path))
+            update = self._weight_update(Path(path))
+            update.check()
         except UserError as error:
             return str(error)
+        except Exception as error:  # of a shape, say, that a model's own way of loading did not expect
+            return f"{path}: does not fit the model ({type(error).__name__}: {one_line(error)})."
+        self._weights = update
         return None
 
+    def _digest_weights(self, path: str) -> str | None:
+        """Of what the file holds; rank 0 reads it for all."""
+        return None if self._weights is None or self._config.rank else self._weights.digest()
+
     def _update_weights(self, path: str) -> int:
-        return self._weight_update().apply(Path(path))
+        update = self._weights
+        self._weights = None
+        if update is None:
+            raise EngineError(f"update_weights: {path} was not checked.")
+        wait_until_kept(self._loaded_model())
+        num_weights = update.apply()
+        self._inputs.weights_changed()
+        return num_weights
 
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile, and where ranks would have to lose it together."""

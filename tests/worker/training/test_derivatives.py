@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,24 @@ def test_gradients_of_an_adapter_follow_from_those_of_the_merged_weights(tmp_pat
         expected = scale * (other.t() @ of_weight if "lora_A" in name else of_weight @ other.t())
         bound = 5e-4 * float(expected.abs().max())
         torch.testing.assert_close(parameter.grad, expected, atol=bound, rtol=0, msg=name)
+
+
+def test_what_is_no_adapter_of_this_model_is_refused(tmp_path: Path):
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    trained = load(path, lora=LoRA(rank=2))
+    with pytest.raises(ModelError, match=r"Take adapter\.save"):
+        trained.state_dict()
+    folder = tmp_path / "adapter"
+    trained.adapter.save(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for values, words in (
+        ({**config, "alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"target_modules": config["target_modules"]}, "lora_alpha"),
+        ({**config, "r": 1}, "sizes"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(values))
+        with pytest.raises(ModelError, match=words):
+            load(path, lora=LoRA.of(str(folder)))
 
 
 def test_a_step_lowers_the_loss_and_packs_what_has_changed(tmp_path: Path):

@@ -211,8 +211,9 @@ class GroupExecutor:
         return _GroupStep(self, self._own.execute(output, answers), replies)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
-        """What rank 0 says."""
-        return self._everywhere("control", [name, args], lambda: self._own.control(name, args))[0]
+        """What rank 0 says, or else the first that has something to say: a fault may be in what it has alone."""
+        own, others = self._everywhere("control", [name, args], lambda: self._own.control(name, args))
+        return next((value for value in (own, *others) if value is not None), None)
 
     def loss_descriptors(self) -> tuple[int, ...]:
         return (self._watch.loss_descriptor,)

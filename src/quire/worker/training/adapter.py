@@ -42,9 +42,12 @@ class LoRA:
         """Goes on with an adapter that was trained before."""
         values = read_object(Path(folder) / CONFIG_FILE)
         targets = values.get("target_modules")
-        if not isinstance(targets, list) or values.get("use_rslora") or values.get("rank_pattern"):
+        others = [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern") if values.get(name)]
+        sizes = values.get("r"), values.get("lora_alpha")
+        if others or not isinstance(targets, list) or not all(isinstance(size, int | float) for size in sizes):
             raise ModelError(
-                f"{folder}: only adapters of one rank, with a list of target_modules, are trained further."
+                f"{folder}: only adapters of one r and lora_alpha, with a list of target_modules, are trained further"
+                f"{', not with ' + others[0] if others else ''}."
             )
         return cls(rank=values["r"], alpha=values["lora_alpha"], targets=targets, folder=folder)
 
@@ -129,8 +132,8 @@ class TrainedAdapter:
         """What `save` has written."""
         stored = load_file(folder / WEIGHTS_FILE)
         own = dict(self.named())
-        if stored.keys() != own.keys():
-            raise ModelError(f"{folder}: holds other modules than those that are trained. Give lora the same targets.")
+        if {name: tensor.shape for name, tensor in stored.items()} != {name: one.shape for name, one in own.items()}:
+            raise ModelError(f"{folder}: holds other modules or sizes than are trained. Give lora its targets.")
         for name, parameter in own.items():
             parameter.copy_(stored[name])
         self.pack()

@@ -79,6 +79,8 @@ class TrainedModel:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Tensor]:
         """The masters by the names of the checkpoint: for `LLM.update_weights`, or to be saved."""
+        if isinstance(self._weights, TrainedAdapter):
+            raise ModelError("state_dict: an adapter is trained, and the model stays as it is. Take adapter.save.")
         with among(Ranks.of(self.config)):
             plan = plan_of_model(self.config)
         assert plan is not None, "load_for_training takes Quire's own models"
