@@ -38,11 +38,11 @@ def block(number: int, num_bytes: int = 100) -> Payload:
 def test_memory_is_bounded_and_the_least_recently_used_leaves() -> None:
     host = HostTier(300)
     assert all(host.put(NAMES[number], block(number)) for number in range(3))
-    host.lend([NAMES[0]])
+    host.lend(host.near([NAMES[0]]))
     assert host.put(NAMES[3], block(3))
     assert [name in host for name in NAMES[:4]] == [True, False, True, True]
     assert host.num_bytes == 300
-    assert host.length(NAMES[:4]) == 1
+    assert len(host.near(NAMES[:4])) == 1
 
 
 def test_what_is_pinned_stays_and_what_is_lent_can_be_taken() -> None:
@@ -51,10 +51,23 @@ def test_what_is_pinned_stays_and_what_is_lent_can_be_taken() -> None:
     host.pin(NAMES[:2])
     host.put(NAMES[1], block(1))
     assert not host.put(NAMES[2], block(2)), "there is no room beside what is pinned"
-    number = host.lend(NAMES[:2])
+    number = host.lend(host.near(NAMES[:2]))
     host.unpin(NAMES[:2])
     assert host.put(NAMES[2], block(2))
     assert [int(payload[0]) for payload in host.take(number)] == [0, 1]
+
+
+def test_what_was_found_can_be_lent_although_it_has_left_since() -> None:
+    """Threads that read put something in its place at any time, also while a step is decided."""
+    host = HostTier(200)
+    for number in range(2):
+        host.put(NAMES[number], block(number))
+    near = host.near(NAMES)
+    for number in range(2, 4):
+        host.put(NAMES[number], block(number))
+    assert not host.near(NAMES)
+    assert [int(payload[0]) for payload in host.take(host.lend(near))] == [0, 1]
+    assert host.num_bytes == 200
 
 
 # ---- checksums
@@ -226,7 +239,7 @@ def test_what_comes_from_far_is_written_near() -> None:
     assert questions.ask(1, NAMES)
     while not questions.arrived():
         questions.wait()
-    assert tiers.host.length(NAMES) == len(NAMES)
+    assert len(tiers.host.near(NAMES)) == len(NAMES)
     assert tiers.flush(10.0)
     assert near.values == far.values
     tiers.leave()
@@ -259,7 +272,7 @@ def test_more_than_memory_holds_is_brought_as_far_as_it_goes() -> None:
     assert questions.ask(1, NAMES)
     while not questions.arrived():
         questions.wait()
-    assert tiers.host.length(NAMES) == 5
+    assert len(tiers.host.near(NAMES)) == 5
     assert tiers.host.num_bytes <= 500
 
 
@@ -311,13 +324,14 @@ def test_blocks_go_out_and_come_back() -> None:
     worker.spill([BlockSpill(name=NAMES[1], block=1), BlockSpill(name=NAMES[3], block=3)])
     for tensor in tensors:
         tensor.zero_()
-    source = tiers.host.lend([NAMES[3], NAMES[1]])
+    source = tiers.host.lend(tiers.host.near([NAMES[3], NAMES[1]]))
     worker.load([BlockLoad(row=0, source=source, first_block=0, blocks=[[4, 0]])])
     for tensor, expected in zip(tensors, before, strict=True):
         assert torch.equal(tensor[[4, 0]], expected[[3, 1]])
         assert not tensor[1:4].any()
     tiers.host.put(NAMES[5], block(5, 7))
+    source = tiers.host.lend(tiers.host.near([NAMES[5]]))
     with pytest.raises(ValueError, match="other bytes"):
-        worker.load([BlockLoad(row=0, source=tiers.host.lend([NAMES[5]]), first_block=0, blocks=[[1]])])
+        worker.load([BlockLoad(row=0, source=source, first_block=0, blocks=[[1]])])
     worker.close()
     assert open_tiers(settings) is not tiers, "it was closed"

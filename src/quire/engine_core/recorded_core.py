@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -312,12 +312,13 @@ class _RecordedBlocks(NamedBlocks):
     def wait(self) -> None:
         self._inner.wait()
 
-    def num_near(self, names: list[bytes]) -> int:
-        number: int = self._told("num_near", lambda: self._inner.num_near(names))
-        return number
+    def near(self, names: list[bytes]) -> Sequence[Any]:
+        near = self._inner.near(names)
+        self._told("num_near", lambda: len(near))
+        return near
 
-    def lend(self, names: list[bytes]) -> Any:
-        return self._inner.lend(names)
+    def lend(self, near: Sequence[Any]) -> Any:
+        return self._inner.lend(near)
 
     def wants(self, name: bytes) -> bool:
         is_wanted: bool = self._told("wants", lambda: self._inner.wants(name))

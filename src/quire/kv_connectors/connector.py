@@ -151,12 +151,13 @@ class NamedBlocks(ABC):
         """Until something arrives, a few milliseconds at most: there is nothing else to do."""
 
     @abstractmethod
-    def num_near(self, names: list[bytes]) -> int:
-        """How many of these, from the first on, a step could load now."""
+    def near(self, names: list[bytes]) -> Sequence[Any]:
+        """Those of these, from the first on, that a step could load now. Whoever has the answer can `lend` it, whatever
+        other threads give up meanwhile."""
 
     @abstractmethod
-    def lend(self, names: list[bytes]) -> Any:
-        """These are near, and are loaded in the step that is being decided: what the worker half must know of it."""
+    def lend(self, near: Sequence[Any]) -> Any:
+        """These are loaded in the step that is being decided: what the worker half must know of it."""
 
     @abstractmethod
     def wants(self, name: bytes) -> bool:

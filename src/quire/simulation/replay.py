@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -417,10 +417,10 @@ class _ReplayedBlocks(NamedBlocks):
 
     def wait(self) -> None: ...
 
-    def num_near(self, names: list[bytes]) -> int:
-        return int(_answer(self._inputs, "num_near"))
+    def near(self, names: list[bytes]) -> Sequence[Any]:
+        return range(_answer(self._inputs, "num_near"))
 
-    def lend(self, names: list[bytes]) -> Any:
+    def lend(self, near: Sequence[Any]) -> Any:
         return None
 
     def wants(self, name: bytes) -> bool:

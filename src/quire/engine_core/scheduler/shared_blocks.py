@@ -12,6 +12,7 @@ with `fetch` it is looked for, and waited for although it may not be there yet. 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -32,7 +33,8 @@ class _Near:
     """A prefix of which these blocks are near; the first of them is behind what is here."""
 
     num_tokens: int
-    names: list[bytes]
+    # what the connector knows them by
+    blocks: Values[Any]
 
 
 class SharedBlocks(Transfers):
@@ -114,8 +116,8 @@ class SharedBlocks(Transfers):
         if not looks_up(sequence):
             return None, 0
         num_tokens, names = self._wanted(sequence, num_computed)
-        num_near = self._blocks.num_near(names)
-        whole = num_near // self._num_groups
+        near = self._blocks.near(names)
+        whole = len(near) // self._num_groups
         if not whole:
             return None, 0
         num_tokens = min(num_tokens, whole * self.block_size)
@@ -126,7 +128,7 @@ class SharedBlocks(Transfers):
             num_tokens = whole * self.block_size
         if num_tokens <= 0:
             return None, 0
-        return _Near(num_computed + num_tokens, names[: whole * self._num_groups]), num_tokens
+        return _Near(num_computed + num_tokens, near[: whole * self._num_groups]), num_tokens
 
     def _wanted(self, sequence: Sequence, num_computed: int) -> tuple[int, list[bytes]]:
         """How many tokens behind the first num_computed could come, and the names of the blocks that they lie in: of
@@ -191,7 +193,7 @@ class SharedBlocks(Transfers):
 
     def _source_of(self, fetch: Fetch) -> tuple[int, Any]:
         assert isinstance(fetch.found, _Near)
-        return 0, self._blocks.lend(fetch.found.names)
+        return 0, self._blocks.lend(fetch.found.blocks)
 
     def _statistics_of_connector(self) -> dict[str, float]:
         return self._blocks.statistics()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire.kv_connectors.tiered.payload import Payload
+
+NearBlock = tuple[bytes, Payload]
 
 
 class HostTier:
@@ -64,15 +66,16 @@ class HostTier:
         with self._lock:
             return [name for name in names if name not in self._blocks]
 
-    def length(self, names: Iterable[bytes]) -> int:
-        """How many of these, from the first on, are here."""
-        length = 0
+    def near(self, names: Iterable[bytes]) -> list[NearBlock]:
+        """Those of these, from the first on, that are here. Whoever has them has them, whatever leaves meanwhile."""
+        near: list[NearBlock] = []
         with self._lock:
             for name in names:
-                if name not in self._blocks:
+                payload = self._blocks.get(name)
+                if payload is None:
                     break
-                length += 1
-        return length
+                near.append((name, payload))
+        return near
 
     def pin(self, names: Iterable[bytes]) -> None:
         """None of these leaves, whether it is here or comes later, before it is unpinned as often."""
@@ -94,13 +97,14 @@ class HostTier:
         payload = self._blocks.get(name)
         return 0 if payload is None else payload.nbytes
 
-    def lend(self, names: list[bytes]) -> int:
-        """A number by which these, which are all here, can be taken once."""
+    def lend(self, near: Sequence[NearBlock]) -> int:
+        """A number by which these can be taken once. Other threads may have put something in their place by now."""
         with self._lock:
             number = next(self._numbers)
-            self._lent[number] = [self._blocks[name] for name in names]
-            for name in names:
-                self._blocks.move_to_end(name)
+            self._lent[number] = [payload for _, payload in near]
+            for name, _ in near:
+                if name in self._blocks:
+                    self._blocks.move_to_end(name)
             return number
 
     def take(self, number: int) -> list[Payload]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from quire.config import shared_key
 from quire.errors import OptionError
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks
 from quire.kv_connectors.tiered.guard import NAMESPACE_BYTES
+from quire.kv_connectors.tiered.host import NearBlock
 from quire.kv_connectors.tiered.questions import Questions
 from quire.kv_connectors.tiered.tiers import Tiers
 
@@ -44,11 +46,11 @@ class TieredScheduler(NamedBlocks):
     def wait(self) -> None:
         self._questions.wait()
 
-    def num_near(self, names: list[bytes]) -> int:
-        return self._tiers.host.length(names)
+    def near(self, names: list[bytes]) -> Sequence[NearBlock]:
+        return self._tiers.host.near(names)
 
-    def lend(self, names: list[bytes]) -> int:
-        return self._tiers.host.lend(names)
+    def lend(self, near: Sequence[NearBlock]) -> int:
+        return self._tiers.host.lend(near)
 
     def wants(self, name: bytes) -> bool:
         return self._tiers.wants(name)
