@@ -149,6 +149,26 @@ def test_a_store_that_fails_is_left_alone_and_asked_again() -> None:
     assert store.statistics()["kv_store_files_resting"] == 0
 
 
+def test_a_store_that_answers_too_little_has_failed_and_is_written_to_again() -> None:
+    """The thread that writes goes on: nobody would take its place."""
+    shelf, clock = Shelf(), Clock()
+    exists = shelf.exists_many
+    shelf.exists_many = lambda names: exists(names)[1:]  # type: ignore[method-assign]
+    shelf.get_many = lambda names: []  # type: ignore[method-assign]
+    store = guarded(shelf, clock)
+    assert store.get([NAMES[0]]) == {}
+    tiers = tiers_of(store, rule="always")
+    tiers.enter()
+    tiers.put({NAMES[0]: block(0)})
+    assert tiers.flush(10.0)
+    assert store.statistics()["kv_store_files_failures_total"] == 2
+    shelf.exists_many = exists  # type: ignore[method-assign]
+    tiers.put({NAMES[1]: block(1)})
+    assert tiers.flush(10.0)
+    assert len(shelf.values) == 2, "a failed question says that nothing is there"
+    tiers.leave()
+
+
 def test_what_a_store_takes_is_measured() -> None:
     shelf, clock = Shelf(), Clock()
     store = guarded(shelf, clock)

@@ -50,7 +50,10 @@ class GuardedStore:
         return num_calls * self._seconds_per_call + num_bytes * self._seconds_per_byte
 
     def exists(self, names: list[bytes]) -> set[bytes]:
-        found, seconds = self._timed(lambda: self._store.exists_many(list(map(_text_of, names))), [False] * len(names))
+        def ask() -> list[bool]:
+            return _one_each(names, self._store.exists_many(list(map(_text_of, names))))
+
+        found, seconds = self._timed(ask, [False] * len(names))
         there = {name for name, is_there in zip(names, found, strict=True) if is_there}
         if seconds is not None:
             with self._lock:
@@ -59,8 +62,12 @@ class GuardedStore:
 
     def get(self, names: list[bytes]) -> dict[bytes, Payload]:
         """Those of them that are there and whole. What is broken is removed, so that it is written anew."""
+
+        def read() -> list[bytes | None]:
+            return _one_each(names, self._store.get_many(list(map(_text_of, names))))
+
         nothing: list[bytes | None] = [None] * len(names)
-        values, seconds = self._timed(lambda: self._store.get_many(list(map(_text_of, names))), nothing)
+        values, seconds = self._timed(read, nothing)
         found = {}
         broken = []
         num_bytes = 0
@@ -133,6 +140,12 @@ class GuardedStore:
             return otherwise, None
         self._breaker.succeeded()
         return answer, self._clock() - start
+
+
+def _one_each(names: list[bytes], answers: list[_Answer]) -> list[_Answer]:
+    if len(answers) != len(names):
+        raise ValueError(f"{len(answers)} answers to a question for {len(names)} blocks")
+    return answers
 
 
 def _mean(before: float, newest: float) -> float:
