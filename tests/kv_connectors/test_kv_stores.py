@@ -166,6 +166,13 @@ def test_the_bound_holds_for_all_that_share_a_folder_and_after_a_start(tmp_path:
     assert third.stat().num_bytes == 500
 
 
+def test_one_file_that_cannot_be_read_takes_no_other_with_it(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}", 1 << 20)
+    store.put_many([("a/one", b"1"), ("a/three", b"3")])
+    (tmp_path / "a" / "two").mkdir()
+    assert store.get_many(["a/one", "a/two", "a/one/four", "a/three"]) == [b"1", None, None, b"3"]
+
+
 def test_what_was_not_finished_is_never_read(tmp_path: Path) -> None:
     store = files_of(tmp_path)
     store.put_many([(NAMES[0], b"whole")])

@@ -89,7 +89,8 @@ class Files:
         path = self._path(name)
         try:
             value = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+            # one that somebody else has put there, or closed to this program, says nothing of the others
             return None
         now = time.time()
         with self._lock:
