@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.config import EngineOptions, resolve
 from quire.config.weights_fingerprint import weights_fingerprint
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -58,6 +59,21 @@ def test_random_weights_are_told_by_what_they_are_made_from(model: Path) -> None
     found = {fingerprint(model, "dummy", seed) for seed in (0, 1)} | {fingerprint(model)}
     assert len(found) == 3
     assert fingerprint(model, "dummy", 1) in found
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "llama3"])
+def test_angles_that_a_start_chooses_by_its_longest_sequence_count(model: Path, tmp_path: Path, kind: str) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(model, copied)
+    config = json.loads((copied / "config.json").read_text())
+    config["rope_scaling"] = {"type": kind, "factor": 4.0}
+    (copied / "config.json").write_text(json.dumps(config))
+    short, long, plain = (
+        resolve(EngineOptions(model=str(copied), device="cpu", max_model_len=length, kv_store="host"))[0]
+        for length in (32, 64, 64)
+    )
+    assert (short.worker.model_as_run != long.worker.model_as_run) == (kind != "llama3")
+    assert long.worker.model_as_run == plain.worker.model_as_run
 
 
 def test_a_name_that_is_a_digest_stands_for_the_content(tmp_path: Path) -> None:

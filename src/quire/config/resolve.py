@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from quire.config.arithmetic import has_experts
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, WorkerConfig
@@ -112,7 +113,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         swap_directory=options.swap_directory,
         speculation=speculation,
         kv_connector=connector,
-        weights_fingerprint=_fingerprint(options, path, speculation) if connector is not None else "",
+        weights_fingerprint=_fingerprint(options, path, facts, length, speculation) if connector is not None else "",
         max_loras=options.max_loras if options.enable_lora else 0,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
         encoder_cache_bytes=options.encoder_cache_bytes,
@@ -268,12 +269,22 @@ def _least_block_bytes(options: EngineOptions) -> int:
     return 2 * options.block_size
 
 
-def _fingerprint(options: EngineOptions, path: Path, speculation: SpeculationConfig | None) -> str:
-    """Of all weights that write into the KV cache."""
+def _fingerprint(
+    options: EngineOptions, path: Path, facts: ModelFacts, max_model_len: int, speculation: SpeculationConfig | None
+) -> str:
+    """Of all weights that write into the KV cache, and of how long sequences may be where that changes the keys."""
     own = weights_fingerprint(path, load_format=options.load_format, seed=options.seed)
+    if _has_two_sets_of_angles(facts.hf_config):
+        own = f"{own} up to {max_model_len}"
     if speculation is None or speculation.model_path is None:
         return own
     return f"{own} {weights_fingerprint(Path(speculation.model_path), load_format='auto', seed=0)}"
+
+
+def _has_two_sets_of_angles(hf_config: dict[str, Any]) -> bool:
+    """longrope, once called su: one for short and one for long sequences, and a start chooses between them."""
+    config = str(hf_config)
+    return "longrope" in config or "'su'" in config
 
 
 def _grid(options: EngineOptions) -> RankGrid:
