@@ -310,6 +310,32 @@ def test_nobody_finds_what_another_tenant_has() -> None:
     assert run(core_of(tiers), 4, prompt_of(1), request={"tenant": one}) == 12
 
 
+@in_both_ways
+def test_nobody_finds_what_other_weights_have_computed(is_async: bool) -> None:
+    """Nor does who waits for it when they come."""
+    shelf = Shelf()
+    first = tiers_over(shelf)
+    first.enter()
+    run(core_of(first), 1, prompt_of(1))
+    assert first.flush(10.0)
+    gate = threading.Event()
+    shelf.before_each = gate.wait
+    tiers = tiers_over(shelf)
+    core = core_of(tiers, is_async=is_async)
+    core.add(1, prompt_of(1), max_tokens=NUM_TOKENS)
+    core.step()
+    core.core.scheduler.forget_computed(b"other weights")
+    gate.set()
+    finish(core, {1: prompt_of(1)})
+    assert core.cached[1 << 10] == 0
+    assert core.core.statistics()["fetched_tokens_total"] == 0
+    assert run(core, 2, prompt_of(1)) == 12, "what they have computed themselves"
+    core.core.scheduler.reset_prefix_cache()
+    assert run(core, 3, prompt_of(1)) == 12, "from memory"
+    assert run(core_of(tiers, is_async=is_async), 4, prompt_of(1)) == 12, "what the weights of the checkpoint computed"
+    first.leave()
+
+
 # ---- a prompt computed here, the output there (4.4.4)
 
 
