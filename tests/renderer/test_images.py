@@ -212,6 +212,7 @@ def test_a_line_is_no_image():
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std=.* must be 3 numbers"),
         ({"image_mean": [0.5]}, "image_mean=.* must be 3 numbers"),
         ({"image_mean": ["a", "b", "c"]}, "could not convert"),
+        ({"image_mean": [10**400, 1, 1]}, "int too large"),
         ({"size": 5}, "has no attribute"),
         ([], "has no attribute"),
     ],

@@ -74,7 +74,7 @@ class ImageProcessor:
             )
         except ModelError:
             raise
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise not_valid(folder / _FILE, error) from error
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
