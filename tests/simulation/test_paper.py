@@ -151,6 +151,14 @@ def test_equal_runs_are_made_once():
     assert lab.results([RunAt(Case(ORACLE, OPT_13B, ALPACA), 5.0, 1000)])[task] is first
 
 
+@pytest.mark.parametrize("system", [PAGED, FASTER_TRANSFORMER])
+def test_a_run_of_the_smallest_scale_finds_something(system):
+    """Twenty-four requests at a hundredth are none; and those of one batch end together."""
+    case = Case(system, OPT_13B, SHAREGPT)
+    assert 0 < CapacityOf(case, 24).run(ASSUMED, 0.01) < 1e3
+    assert RunAt(case, 1.0, 24).run(ASSUMED, 0.01).normalized_latency > 0
+
+
 @pytest.mark.parametrize(
     ("ours", "paper", "ratio"), [(3.0, 2.0, 1.5), (2.0, (1.7, 2.7), 1.0), (3.0, (1.0, 2.0), 1.5), (1.0, None, None)]
 )

@@ -140,7 +140,9 @@ def capacity(case: Case, num_requests: int, assumed: Assumptions, seed: int = 0)
     run.replica.advance()
     ends = np.sort(np.fromiter(run.ends(), dtype=np.float64))
     first, last = num_requests // 4, 3 * num_requests // 4
-    return (last - first) / float(ends[last] - ends[first])
+    seconds = float(ends[last] - ends[first])
+    # so few may be one batch, whose answers end together
+    return (last - first) / seconds if seconds else num_requests / float(ends[last])
 
 
 class _Run:

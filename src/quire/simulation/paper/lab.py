@@ -14,6 +14,12 @@ from quire.simulation.paper.systems import PAGED, deploy_system
 
 # A system keeps up while an answer's token takes no longer than so many steps of the engine with one sequence.
 _STEPS_A_TOKEN = 5.0
+_FEWEST = 4
+
+
+def scaled(num_requests: int, scale: float) -> int:
+    """So many in a run of that scale: at the least as many as have a middle half."""
+    return max(_FEWEST, round(num_requests * scale))
 
 
 class Task(Protocol):
@@ -32,7 +38,7 @@ class RunAt:
     drains: bool = False
 
     def run(self, assumed: Assumptions, scale: float) -> Measured:
-        return measure(self.case, self.rate, round(self.num_requests * scale), assumed, drains=self.drains)
+        return measure(self.case, self.rate, scaled(self.num_requests, scale), assumed, drains=self.drains)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class KneeOf:
             return measure(
                 self.case,
                 rate,
-                round(self.num_requests * scale),
+                scaled(self.num_requests, scale),
                 assumed,
                 give_up_beyond=4 * bound,
                 counts_memory=False,
@@ -69,7 +75,7 @@ class CapacityOf:
     num_requests: int
 
     def run(self, assumed: Assumptions, scale: float) -> float:
-        return capacity(self.case, round(self.num_requests * scale), assumed)
+        return capacity(self.case, scaled(self.num_requests, scale), assumed)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from quire.engine_core.executor.modelled import StepWork
 from quire.simulation.paper.assumptions import Assumptions
 from quire.simulation.paper.experiment import Case, measure
 from quire.simulation.paper.figures.memory import FIGURE_3_2, TABLE_3_1, num_slots
-from quire.simulation.paper.lab import RunAt, Task, Under
+from quire.simulation.paper.lab import RunAt, Task, Under, scaled
 from quire.simulation.paper.report import Line, Report
 from quire.simulation.paper.systems import LLAMA_13B, OPT_13B, ORCAS, PAGED, deploy_system
 from quire.simulation.paper.workloads import SHAREGPT
@@ -51,7 +51,7 @@ class LeastHostTime:
         while high - low > _PRECISION:
             middle = (low + high) / 2
             changed = assumed.under({"seconds_per_sequence": middle})
-            case, count = Case(PAGED, OPT_13B, SHAREGPT), round(self.num_requests * scale)
+            case, count = Case(PAGED, OPT_13B, SHAREGPT), scaled(self.num_requests, scale)
             full = fmean(measure(case, _RATE, count, changed, seed=seed).memory.token_states for seed in _SEEDS)
             if full < bound:
                 low = middle
