@@ -15,9 +15,10 @@ from quire.kv_connectors.connector import BlockLoad, BlockSpill, CacheLayout
 from quire.kv_connectors.tiered.breaker import Breaker
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.kv_connectors.tiered.host import HostTier
+from quire.kv_connectors.tiered.namespace import namespace_of
 from quire.kv_connectors.tiered.payload import Frames, Payload
 from quire.kv_connectors.tiered.questions import Questions
-from quire.kv_connectors.tiered.scheduler import TieredScheduler, namespace_of
+from quire.kv_connectors.tiered.scheduler import TieredScheduler
 from quire.kv_connectors.tiered.settings import TierSettings
 from quire.kv_connectors.tiered.tiers import Tiers, open_tiers
 from quire.kv_connectors.tiered.worker import TieredWorker
@@ -355,3 +356,20 @@ def test_blocks_go_out_and_come_back() -> None:
         worker.load([BlockLoad(row=0, source=source, first_block=0, blocks=[[1]])])
     worker.close()
     assert open_tiers(settings) is not tiers, "it was closed"
+
+
+def test_a_block_of_other_bytes_is_computed_and_written_anew() -> None:
+    """As another version of this program may have kept it. Loading it would end the request, and the next ones."""
+    shelf = Shelf()
+    names = [namespace_of(LAYOUT) + bytes([number] * 17) for number in range(3)]
+    guarded(shelf).put({name: block(1, num_bytes) for name, num_bytes in zip(names, (8, 7, 8), strict=True)})
+    tiers = tiers_of(guarded(shelf), rule="always")
+    worker = TieredWorker(tiers)
+    worker.open(LAYOUT, [torch.zeros(5, 8, dtype=torch.uint8)])
+    questions = Questions(tiers)
+    assert questions.ask(1, names)
+    while not questions.arrived():
+        questions.wait()
+    assert len(tiers.host.near(names)) == 1
+    assert len(shelf.values) == 2, "the one that nobody can use is removed"
+    worker.close()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quire.kv_connectors.tiered.breaker import Breaker
+from quire.kv_connectors.tiered.namespace import NAMESPACE_BYTES
 from quire.kv_connectors.tiered.payload import Frames, Payload
 from quire.kv_connectors.tiered.stores import kind_of
 from quire.kv_connectors.tiered.stores.store import Store
@@ -22,7 +23,6 @@ logger = logging.getLogger("quire.kv_connectors")
 # of what is measured, the newest counts for so much
 _NEWEST = 0.3
 _COUNTS = ("hits", "read_bytes", "written_bytes", "failures", "corrupt")
-NAMESPACE_BYTES = 16
 _Answer = TypeVar("_Answer")
 
 

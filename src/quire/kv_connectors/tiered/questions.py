@@ -173,6 +173,9 @@ class Questions:
             found = store.get(batch)
             for name in batch:
                 payload = found.get(name)
+                if payload is not None and not self._tiers.fits(name, payload):
+                    store.delete([name])
+                    return False
                 if payload is None or not self._host.put(name, payload):
                     return False
                 self._tiers.bytes_per_block = payload.nbytes

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
-from quire.config import shared_key
 from quire.errors import OptionError
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks
-from quire.kv_connectors.tiered.guard import NAMESPACE_BYTES
 from quire.kv_connectors.tiered.host import NearBlock
+from quire.kv_connectors.tiered.namespace import namespace_of
 from quire.kv_connectors.tiered.questions import Questions
 from quire.kv_connectors.tiered.tiers import Tiers
 
@@ -57,10 +55,3 @@ class TieredScheduler(NamedBlocks):
 
     def statistics(self) -> dict[str, float]:
         return {**self._tiers.statistics(), **self._questions.statistics()}
-
-
-def namespace_of(layout: CacheLayout) -> bytes:
-    """Of all engines that can read each other's blocks."""
-    hasher = hashlib.blake2b(digest_size=NAMESPACE_BYTES, key=shared_key("namespace"))
-    hasher.update(repr(layout).encode())
-    return hasher.digest()

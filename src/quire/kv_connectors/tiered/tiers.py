@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from quire.config import shared_key
+from quire.kv_connectors.connector import CacheLayout
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.kv_connectors.tiered.host import HostTier
+from quire.kv_connectors.tiered.namespace import NAMESPACE_BYTES, namespace_of
 from quire.kv_connectors.tiered.payload import Frames, Payload
 from quire.kv_connectors.tiered.settings import TierSettings
 from quire.kv_connectors.tiered.stores import open_store
@@ -49,6 +51,8 @@ class Tiers:
         self.seconds_per_block = 0.0
         self.bytes_per_block = 0
         self.is_closed = False
+        # what a block holds, by namespace
+        self._block_bytes: dict[bytes, int] = {}
         # guards what follows; told of when something is to be written, or is
         self._changed = threading.Condition()
         self._num_not_written = 0
@@ -91,6 +95,14 @@ class Tiers:
 
     def _has_written_all(self) -> bool:
         return not any(writer.num_bytes for writer in self._writers)
+
+    def open(self, layout: CacheLayout, block_bytes: int) -> None:
+        """A worker half reads and writes blocks of so many bytes."""
+        self._block_bytes[namespace_of(layout)] = block_bytes
+
+    def fits(self, name: bytes, payload: Payload) -> bool:
+        """A block of that name can hold it. Another version of this program may keep other bytes under it."""
+        return self._block_bytes.get(name[:NAMESPACE_BYTES], payload.nbytes) == payload.nbytes
 
     # ------------------------------------------------------------------------------------------ writing
 

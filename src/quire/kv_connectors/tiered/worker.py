@@ -30,6 +30,7 @@ class TieredWorker:
         ends = accumulate((tensor.shape[1] for tensor in self._tensors), initial=0)
         self._parts = list(pairwise(ends))
         self._block_bytes = self._parts[-1][1]
+        self._tiers.open(layout, self._block_bytes)
 
     def load(self, loads: list[BlockLoad]) -> None:
         for load in loads:

@@ -1,0 +1,17 @@
+"""With what the name of a block begins: who can read it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from quire.config import shared_key
+from quire.kv_connectors.connector import CacheLayout
+
+NAMESPACE_BYTES = 16
+
+
+def namespace_of(layout: CacheLayout) -> bytes:
+    """Of all engines that can read each other's blocks."""
+    hasher = hashlib.blake2b(digest_size=NAMESPACE_BYTES, key=shared_key("namespace"))
+    hasher.update(repr(layout).encode())
+    return hasher.digest()
