@@ -150,6 +150,24 @@ def test_a_store_that_fails_is_left_alone_and_asked_again() -> None:
     assert store.statistics()["kv_store_files_resting"] == 0
 
 
+def test_a_store_that_is_full_says_so_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """It can be read, so it is not left alone, and without a word nobody would look for the reason."""
+    shelf, clock = Shelf(), Clock()
+
+    def put_many(values: list[tuple[str, bytes]]) -> None:
+        raise OSError("no space left on device")
+
+    shelf.put_many = put_many  # type: ignore[method-assign]
+    store = guarded(shelf, clock)
+    for clock.seconds in (0.0, 1.0, 2.0, 59.0, 61.0):
+        store.exists([NAMES[0]])
+        store.put({NAMES[0]: block(0)})
+    assert store.may_be_asked
+    assert [record.getMessage() for record in caplog.records] == [
+        "kv store files: a call has failed (OSError: no space left on device)"
+    ] * 2
+
+
 def test_a_store_that_answers_too_little_has_failed_and_is_written_to_again() -> None:
     """The thread that writes goes on: nobody would take its place."""
     shelf, clock = Shelf(), Clock()

@@ -7,6 +7,7 @@ Nothing here raises. Called by the threads of the tiers.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from quire.kv_connectors.tiered.stores.store import Store
 logger = logging.getLogger("quire.kv_connectors")
 # of what is measured, the newest counts for so much
 _NEWEST = 0.3
+_TELL_AGAIN_SECONDS = 60.0
 _COUNTS = ("hits", "read_bytes", "written_bytes", "failures", "corrupt")
 _Answer = TypeVar("_Answer")
 
@@ -37,6 +39,8 @@ class GuardedStore:
         self._breaker = Breaker(clock)
         self._lock = threading.Lock()
         self._counts = Counter(dict.fromkeys(_COUNTS, 0))
+        # a failure that opens no breaker is logged from then on
+        self._tells_from = -math.inf
         # seconds: of a question, and of a byte that is read; 0.0: not known yet, and taken for nothing
         self._seconds_per_call = 0.0
         self._seconds_per_byte = 0.0
@@ -137,9 +141,19 @@ class GuardedStore:
                     "kv store %s: left alone for a while, and what it has is computed (%s: %s)",
                     self.kind, type(error).__name__, error,
                 )  # fmt: skip
+            elif not was_open:
+                self._tell(error)
             return otherwise, None
         self._breaker.succeeded()
         return answer, self._clock() - start
+
+    def _tell(self, error: Exception) -> None:
+        """One that is full is read and not written, and no breaker opens: between two writes a question succeeds."""
+        now = self._clock()
+        if now < self._tells_from:
+            return
+        self._tells_from = now + _TELL_AGAIN_SECONDS
+        logger.warning("kv store %s: a call has failed (%s: %s)", self.kind, type(error).__name__, error)
 
 
 def _one_each(names: list[bytes], answers: list[_Answer]) -> list[_Answer]:
