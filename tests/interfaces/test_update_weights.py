@@ -50,11 +50,13 @@ def two(tmp_path: Path, name: str) -> tuple[Path, Path]:
     [
         ("llama_tied", {}),
         ("qwen3_moe", {"dtype": "bfloat16"}),
+        ("llama", {"quantization": "int8"}),
         *(
             pytest.param(name, options, marks=pytest.mark.nightly)
             for name, options in (
-                ("llama", {"quantization": "int8"}),
+                ("llama", {"quantization": "int4", "enforce_eager": True}),
                 ("llama", {"tensor_parallel_size": 2}),
+                ("mistral", {"tensor_parallel_size": 2, "quantization": "int8"}),
                 ("llama", {"engine_process": True}),
                 ("deepseek_v3", {}),
                 ("lfm2", {}),
@@ -145,6 +147,15 @@ def test_codes_of_a_checkpoint_are_not_made_of_numbers(tmp_path: Path):
     with opened(path) as llm:
         before = answers(llm)
         with pytest.raises(RequestError, match="codes"):
+            llm.update_weights(second)
+        assert answers(llm) == before
+
+
+def test_the_unit_of_scales_is_recorded(tmp_path: Path):
+    first, second = two(tmp_path, "llama")
+    with opened(first, quantization="int4") as llm:
+        before = answers(llm)
+        with pytest.raises(RequestError, match="enforce_eager"):
             llm.update_weights(second)
         assert answers(llm) == before
 

@@ -208,18 +208,31 @@ class _Filling:
 
     def _piece_of(self, name: str, placement: Placement, source: str) -> tuple[Tensor, Tensor | QuantizedWeight]:
         """Its place, and what this rank keeps. Nothing else of the weight is looked at: it may never leave the file."""
-        parameter, weight = self._parameters[name], placement.weight
-        place, stored = pick_piece(parameter, weight, placement.part)
+        parameter = self._parameters[name]
+        place, stored = pick_piece(parameter, placement.weight, placement.part)
         piece = read(stored)
         check_finite(source, piece)
-        role = self._holders.role(name)
-        if self._scheme is None or role is None or len(weight.shape) != 2:
-            return place, piece
-        if piece.shape[1] == weight.shape[1] or keeps_codes(self._scheme, piece, role):
-            return place, apply(self._scheme, piece, role, source, weight.shape)
-        # The scale of a row must not depend on the number of ranks.
-        whole = apply(self._scheme, read(weight), role, source, weight.shape)
-        return pick_piece(parameter, whole, placement.part)
+        return quantized_piece(self._scheme, self._holders.role(name), parameter, placement, place, piece, source)
+
+
+def quantized_piece(
+    scheme: Scheme | None,
+    role: Role | None,
+    parameter: Tensor,
+    placement: Placement,
+    place: Tensor,
+    piece: Tensor | QuantizedWeight,
+    source: str,
+) -> tuple[Tensor, Tensor | QuantizedWeight]:
+    """What this rank keeps of a weight of the checkpoint, as codes where a scheme makes some, and its place."""
+    weight = placement.weight
+    if scheme is None or role is None or len(weight.shape) != 2:
+        return place, piece
+    if piece.shape[1] == weight.shape[1] or keeps_codes(scheme, piece, role):
+        return place, apply(scheme, piece, role, source, weight.shape)
+    # The scale of a row must not depend on the number of ranks.
+    whole = apply(scheme, read(weight), role, source, weight.shape)
+    return pick_piece(parameter, whole, placement.part)
 
 
 def absent_modules(model: nn.Module) -> frozenset[str]:

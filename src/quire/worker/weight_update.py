@@ -1,6 +1,6 @@
 """Other numbers for the weights of a model that runs, in place: whoever knows where one lies sees the new ones.
 
-    file -> which parameter, which part -> whole? -> quantise, if the model is -> pack -> over the old one
+    file -> which parameter, which part -> quantise, if the model is -> whole? -> pack -> over the old one
 
 A file is looked at twice: `check` finds whatever is wrong before the first number changes, so that a model never has
 weights of two kinds. A parameter comes whole, with all parts that are one weight here; others stay as they are. Owns
@@ -20,11 +20,19 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.checkpoint_files import CheckpointFiles
-from quire.worker.kernels.reference.packed_format import read_header
-from quire.worker.layers.parameter import Part, ShapeMismatchError, parts_of, pick_piece, replace_weight
-from quire.worker.layers.quantization import QuantizedWeight, Scheme, apply
+from quire.worker.compilation.recorded import RecordedForward
+from quire.worker.kernels.reference.packed_format import PackedHeader, read_header
+from quire.worker.layers.parameter import Part, ShapeMismatchError, parts_of, pick_piece, put
+from quire.worker.layers.quantization import Scheme
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
-from quire.worker.weight_loading import BACKBONE, WEIGHT_TYPES, Holders, absent_modules, check_finite
+from quire.worker.weight_loading import (
+    BACKBONE,
+    WEIGHT_TYPES,
+    Holders,
+    absent_modules,
+    check_finite,
+    quantized_piece,
+)
 
 
 class WeightUpdate:
@@ -67,10 +75,16 @@ class WeightUpdate:
                 raise ModelError(f"{source}: {weight.dtype}: must be float32, bfloat16 or float16.")
             for name, placement in self._placements(source, weight):
                 parameter = self._parameters[name]
-                if self._scheme is None and self._has_codes(name):
+                codes = self._codes_of(name)
+                if codes is not None and self._scheme is None:
                     raise ModelError(
                         f"{source}: the checkpoint came with codes in its place, and none are made of numbers. Start "
                         "the engine with the new weights instead."
+                    )
+                if codes is not None and codes.group and isinstance(self._model.forward, RecordedForward):
+                    raise ModelError(
+                        f"{source}: the recorded forward pass knows the unit of the scales of its codes (int4), which "
+                        "others do not share. Start the engine with enforce_eager=True."
                     )
                 try:
                     pick_piece(parameter, placement.weight, placement.part)
@@ -96,8 +110,9 @@ class WeightUpdate:
                 if name not in filled:
                     filled[name] = _memory_for(self._parameters[name]), set(parts_of(self._parameters[name]))
                 parameter, waiting = filled[name]
+                role = self._holders.role(self._holders.first_name[name])
                 place, piece = pick_piece(parameter, placement.weight, placement.part)
-                place.copy_(piece)
+                put(parameter, *quantized_piece(self._scheme, role, parameter, placement, place, piece, source))
                 waiting.discard(placement.part)
                 if not waiting:
                     del filled[name]
@@ -107,13 +122,16 @@ class WeightUpdate:
             raise ModelError(f"{self._path}: was changed while it was read. Write another file, and rename it.")
         return num_weights
 
-    def _has_codes(self, name: str) -> bool:
-        """The model keeps a weight as codes."""
+    def _codes_of(self, name: str) -> PackedHeader | None:
+        """How the model keeps a weight as codes, if it does."""
         first_name = self._holders.first_name[name]
         live = self._model.get_submodule(self._paths[self._holders.of(first_name)[0]])
         packed: Tensor | None = getattr(live, "packed_heads", [live._buffers.get("packed")])[0]
         old = live._parameters[first_name.rpartition(".")[2]]
-        return packed is not None and (old is None or not old.numel()) and read_header(packed).is_quantized
+        if packed is None or (old is not None and old.numel()):
+            return None
+        header = read_header(packed)
+        return header if header.is_quantized else None
 
     def _placements(self, source: str, weight: Tensor) -> Iterator[tuple[str, Placement]]:
         """(name of the parameter, placement) of what this worker keeps."""
@@ -142,11 +160,6 @@ class WeightUpdate:
         if old is not None and old.numel():
             old.data.copy_(parameter)
             return
-        role = self._holders.role(first_name)
-        if self._scheme is not None and role is not None:
-            weight = apply(self._scheme, parameter.data, role, first_name)
-            if isinstance(weight, QuantizedWeight):
-                replace_weight(parameter, weight)
         before: Any = holder._parameters[leaf]
         holder._parameters[leaf] = parameter
         holder.pack_weights()
