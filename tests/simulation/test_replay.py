@@ -299,6 +299,19 @@ def test_what_a_connector_said_is_said_again(model, adapter, tmp_path):
     assert outcome.num_requests == 14
 
 
+def test_a_redacted_log_does_not_say_where_a_store_is(model, adapter, tmp_path):
+    pick = random.Random(3)
+    log = tmp_path / "run.qlog"
+    tiers = {"stores": [f"file://{tmp_path}/passw0rd"], "host_bytes": 4 << 20}
+    options = {"kv_connector": "tiered", "kv_connector_args": tiers, "record_redact": True}
+    run(config_for(pick, "sessions", model, log, **options), messages_of(pick, "tenants", adapter))
+    header = RunLog(log).header
+    assert "passw0rd" not in repr(header)
+    assert config_of(header).kv_connector.name == "tiered"
+    outcome = replayed(log)
+    assert outcome.difference is None, picture(outcome)
+
+
 def test_what_is_no_log_is_one_clear_error(tmp_path):
     (tmp_path / "no.qlog").write_bytes(b"something else")
     with pytest.raises(OptionError, match="no log of a run"):

@@ -93,7 +93,16 @@ def record_core(
     shown = config
     if config.record_redact:
         sink = RedactingSink(sink, Redaction(config.facts.vocab_size, secrets.token_bytes(32)))
-        shown = replace(config, prefix_hash_key=b"", chat_template=None, pinned_prefixes=None)
+        connector = None if config.kv_connector is None else replace(config.kv_connector, args={})
+        shown = replace(
+            config,
+            prefix_hash_key=b"",
+            chat_template=None,
+            pinned_prefixes=None,
+            # the address of a store may say a password
+            kv_connector=connector,
+            worker=replace(config.worker, kv_connector=connector),
+        )
     sink.write(
         Header(
             at=clock(),
