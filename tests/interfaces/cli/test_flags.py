@@ -61,6 +61,8 @@ def test_a_model_may_be_given_twice_if_it_is_the_same():
 def test_every_option_can_be_typed(name):
     option = options_of(EngineOptions)[name]
     value = option.choices[-1] if option.choices else VALUES[option.kind]
+    if option.kind is int and option.least is not None:
+        value = str(max(int(VALUES[int]), option.least))
     argv = [option.flag] if value is None else [option.flag, value]
     assert engine_options(*argv) == {name: option.check("true" if value is None else value)}
 
