@@ -1,13 +1,16 @@
 """The log of a run on disk: it never holds up its engine, and says how it ended."""
 
+import stat
+import struct
 import threading
+import zlib
 
 import pytest
 
 from quire.config import EngineOptions, resolve
 from quire.errors import OptionError
 from quire.messages import AbortRequests, ControlCall
-from quire.observability.run_log import RunLog, RunLogWriter, free_name
+from quire.observability.run_log import MAGIC, RunLog, RunLogWriter, free_name
 from quire.observability.run_records import FORMAT, Closed, Header, Received
 
 CONFIG, _ = resolve(EngineOptions(device="cpu", num_threads=1))
@@ -127,15 +130,39 @@ def test_the_last_record_says_why(writer):
     assert list(RunLog(writer.path)) == [Closed(at=pytest.approx(0.0, abs=60.0), reason="")]
 
 
-def test_an_engine_that_starts_again_writes_another_log(tmp_path):
-    asked = tmp_path / "run.qlog"
+@pytest.mark.parametrize("file", ["run.qlog", "run[1].qlog"])
+def test_an_engine_that_starts_again_writes_another_log(tmp_path, file):
+    asked = tmp_path / file
     names = []
     for _ in range(6):
         name = free_name(asked)
-        name.write_bytes(b"")
+        name.write_bytes(MAGIC)
         names.append(name.name)
-    assert names == ["run.qlog", *(f"run.{number}.qlog" for number in range(2, 7))]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["run.3.qlog", "run.4.qlog", "run.5.qlog", "run.6.qlog"]
+    assert names == [file, *(f"{asked.stem}.{number}.qlog" for number in range(2, 7))]
+    assert sorted(there.name for there in tmp_path.iterdir()) == names[2:]
+
+
+def test_files_that_are_no_logs_are_never_deleted(tmp_path):
+    asked = tmp_path / "notes.txt"
+    theirs = [asked, tmp_path / "notes.2.txt", tmp_path / "notes.3.txt"]
+    for file in theirs:
+        file.write_text("mine")
+    for _ in range(6):
+        free_name(asked).write_bytes(MAGIC)
+    assert [file.read_text() for file in theirs] == ["mine"] * 3
+
+
+def test_a_log_is_for_its_owner_alone(writer):
+    assert stat.S_IMODE(writer.path.stat().st_mode) & 0o077 == 0
+
+
+def test_a_record_that_is_nested_too_deep_is_one_clear_error(tmp_path):
+    told = b"\x96\xa4told\xa1q" + b"\x91" * 100_000 + b"\xc0\xa0\xa0\x00"
+    packed = zlib.compress(struct.pack("<I", len(told)) + told)
+    path = tmp_path / "deep.qlog"
+    path.write_bytes(MAGIC + struct.pack("<II", len(packed), zlib.crc32(packed)) + packed)
+    with pytest.raises(OptionError, match="does not know"):
+        RunLog(path)
 
 
 def test_a_file_that_cannot_be_written_is_one_clear_error(tmp_path):

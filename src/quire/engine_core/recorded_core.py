@@ -69,7 +69,9 @@ def build_core(config: EngineConfig) -> Core:
     try:
         core = record_core(config, make_executor(config.worker), log, log.now, date=_today())
     except BaseException as error:
-        log.write(Closed(at=log.now(), reason=f"the engine could not start: {error}"))
+        # may quote pinned prefixes
+        why = type(error).__name__ if config.record_redact else error
+        log.write(Closed(at=log.now(), reason=f"the engine could not start: {why}"))
         log.close()
         raise
     core.ready.report.append(f"record: the run is written to {log.path}")

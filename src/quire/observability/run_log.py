@@ -11,7 +11,9 @@ may be, recording ends with a warning and a mark, and the engine goes on.
 
 from __future__ import annotations
 
+import glob
 import logging
+import os
 import struct
 import threading
 import time
@@ -66,7 +68,7 @@ class RunLogWriter:
         self._clock = clock
         self._began = clock()
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by the thread)
+            self._file = open(path, "xb", buffering=0, opener=_private)  # noqa: SIM115 (closed by the thread)
             self._file.write(MAGIC)
         except OSError as error:
             raise OptionError(f"record={path}: cannot be written ({error.strerror}). Choose another file.") from None
@@ -228,6 +230,11 @@ def _write_whole(file: BinaryIO, data: bytes) -> None:
         view = view[file.write(view) :]
 
 
+def _private(path: str, flags: int) -> int:
+    """Opens it for its owner alone: what users wrote stands in it."""
+    return os.open(path, flags, 0o600)
+
+
 def log_path(asked: str, replica: int, num_replicas: int) -> Path:
     """Of an engine that may be one of several."""
     path = Path(asked)
@@ -236,9 +243,11 @@ def log_path(asked: str, replica: int, num_replicas: int) -> Path:
 
 def free_name(asked: Path) -> Path:
     """`run.qlog`, then `run.2.qlog`, `run.3.qlog`: an engine that is started again does not overwrite what its
-    predecessor died of. Of these the oldest go, so that MOST_LIVES are left with the new one."""
+    predecessor died of. Of these the oldest go, so that MOST_LIVES are left with the new one. A file of such a name
+    that is no log is somebody else's, and stays."""
     there = _lives(asked)
-    for oldest in sorted(there)[: max(0, len(there) - MOST_LIVES + 1)]:
+    logs = [number for number in sorted(there) if _is_log(there[number])]
+    for oldest in logs[: max(0, len(logs) - MOST_LIVES + 1)]:
         there[oldest].unlink(missing_ok=True)
     last = max(there, default=0)
     return asked if not last else asked.with_name(f"{asked.stem}.{last + 1}{asked.suffix}")
@@ -253,11 +262,21 @@ def newest(asked: Path) -> Path | None:
 def _lives(asked: Path) -> dict[int, Path]:
     """The logs that are there, by number."""
     there = {1: asked} if asked.exists() else {}
-    for file in asked.parent.glob(f"{asked.stem}.*{asked.suffix}"):
+    for file in asked.parent.glob(f"{glob.escape(asked.stem)}.*{glob.escape(asked.suffix)}"):
         number = file.name.removeprefix(f"{asked.stem}.").removesuffix(asked.suffix)
         if number.isdecimal():
             there[int(number)] = file
     return there
+
+
+def _is_log(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -308,7 +327,7 @@ class RunLog:
                     if isinstance(record, Closed):
                         self.ending = record.reason or "the engine was ended"
                     yield record
-            except (msgspec.DecodeError, zlib.error, struct.error) as error:
+            except (msgspec.DecodeError, zlib.error, struct.error, RecursionError) as error:
                 raise OptionError(
                     f"{self.path}: has a record that Quire of this version does not know ({error}). "
                     "Read it with the version that wrote it."
