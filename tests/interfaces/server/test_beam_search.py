@@ -128,7 +128,7 @@ def test_several_prompts_and_their_text(run, served):
 WRONG = {
     "top_p": 0.5, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.1,
     "seed": 0, "stop": "x", "logit_bias": {"5": 1}, "bad_words": ["x"], "allowed_token_ids": [1], "min_tokens": 1,
-    "thinking_token_budget": 5,
+    "thinking_token_budget": 5, "logits_processors": ["x"],
     "include_stop_str_in_output": True, "prompt_logprobs": 0,
     "response_format": {"type": "json_object"},
     "structured_outputs": {"choice": ["a"]},
