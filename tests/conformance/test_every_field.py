@@ -215,6 +215,7 @@ NOT_COUNTED = {
 }  # fmt: skip
 # What cannot be seen in one answer, and the test that sees it.
 ELSEWHERE = {
+    ("CompletionRequest", "logits_processors"): "worker/sampler/test_own_processors.py",
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
