@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # Before torch is imported: one thread, because on busy cores two that wait for each other are many times slower; and
@@ -19,3 +20,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("search", deadline=None, max_examples=5_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log():
+    """A command that runs in this process sets it for the processes that it starts; the next test starts others."""
+    before = os.environ.get("QUIRE_LOG_LEVEL")
+    yield
+    os.environ.pop("QUIRE_LOG_LEVEL", None)
+    if before is not None:
+        os.environ["QUIRE_LOG_LEVEL"] = before

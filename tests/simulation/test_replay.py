@@ -14,7 +14,7 @@ from quire.engine_core.launch import make_executor
 from quire.engine_core.recorded_core import build_core
 from quire.errors import EngineError, OptionError
 from quire.messages import AbortRequests, ControlCall, DecodingSpec, EngineRequest, ExtendRequest, Tenancy
-from quire.observability.run_log import RunLog
+from quire.observability.run_log import RunLog, RunLogWriter
 from quire.observability.run_records import Answered, Decided, Received, Told
 from quire.sampling_params import SamplingParams
 from quire.simulation.replay import Replay, compare_logs, config_of
@@ -318,3 +318,13 @@ def test_what_is_no_log_is_one_clear_error(tmp_path):
         RunLog(tmp_path / "no.qlog")
     with pytest.raises(OptionError, match="cannot be read"):
         RunLog(tmp_path / "missing.qlog")
+
+
+def test_a_call_of_workers_that_no_recording_holds_is_refused(tmp_path, model, adapter):
+    log = RunLog(recorded(tmp_path, 0, model, adapter))
+    forged = RunLogWriter(tmp_path / "forged.qlog", 2**20)
+    forged.write(log.header)
+    forged.write(Received(at=0.0, message=ControlCall(call_id=1, name="worker.update_weights", args={"path": "/x"})))
+    forged.close()
+    with pytest.raises(OptionError, match="no log that was recorded"):
+        Replay(RunLog(forged.path)).run()

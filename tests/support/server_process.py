@@ -35,7 +35,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "QUIRE_LOG_LEVEL": "info", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
         self._lines: deque[str] = deque(maxlen=num_kept_lines)
         # characters that were printed and logged so far

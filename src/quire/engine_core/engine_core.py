@@ -32,6 +32,8 @@ from quire.messages import (
 )
 
 ControlOperation = Callable[..., Any]
+# how the names of calls begin that are passed to every worker
+OF_WORKERS = "worker."
 
 
 class EngineCore:
@@ -104,8 +106,8 @@ class EngineCore:
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation of the core, or else of the workers (`worker.NAME`)."""
-        if name.startswith("worker."):
-            return self.executor.control(name.removeprefix("worker."), args)
+        if name.startswith(OF_WORKERS):
+            return self.executor.control(name.removeprefix(OF_WORKERS), args)
         if name not in self._operations:
             raise UserError(f"control {name!r}: there is no such operation.{suggestion(name, self._operations)}")
         self._is_idle = False  # what it releases may let somebody start

@@ -35,6 +35,7 @@ from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.engine_core.scheduler.shared_blocks import transfers_with
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
 from quire.failpoints import failpoint
 from quire.kv_connectors import make_scheduler_half
@@ -172,16 +173,17 @@ def make_scheduler(
         checkpoint_share=config.state_checkpoint_share,
         least_checkpoint=_tokens_worth_a_copy(plan, costs),
     )
+    recovery = Recovery(manager, rows, config.preemption_mode, costs)
     return Scheduler(
         manager,
         rows,
         policy or _policy(config),
-        Recovery(manager, rows, config.preemption_mode, costs),
+        recovery,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         vocab_size=config.facts.vocab_size,
         speculation=speculation,
-        connector=connector,
+        transfers=transfers_with(connector, manager, recovery.seconds_per_token),
         constraints=_constraints(config, num_cohorts),
         adapters=adapters,
         adapter_contents=adapter_contents,

@@ -18,7 +18,7 @@ import msgspec
 
 from quire.config import EngineConfig, KVConnectorConfig
 from quire.engine_core.driver import Core
-from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.engine_core import OF_WORKERS, EngineCore
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import build_engine_core, make_executor
@@ -170,9 +170,9 @@ class RecordedCore:
         self.core.fail(request_id, reason, num_outputs)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
-        if name.startswith("worker."):
+        if name.startswith(OF_WORKERS):
             # changes no decision, and the answer is for whoever asked
-            return self._workers.control(name.removeprefix("worker."), args)
+            return self._workers.control(name.removeprefix(OF_WORKERS), args)
         self._sink.write(Received(at=self._clock(), message=ControlCall(call_id=0, name=name, args=args)))
         return self.core.control(name, args)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import quire.errors
 from quire.config import EngineConfig, KVConnectorConfig
-from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.engine_core import OF_WORKERS, EngineCore
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.launch import build_engine_core
 from quire.errors import OptionError
@@ -214,6 +214,8 @@ class Replay:
             case AbortRequests():
                 _quietly(core.abort, message)
             case ControlCall():
+                if message.name.startswith(OF_WORKERS):
+                    raise OptionError(f"{message.name}: no log that was recorded holds such a call; this one was made.")
                 _quietly(core.control, message.name, message.args)
 
     def _step(self, core: EngineCore) -> None:

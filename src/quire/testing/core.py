@@ -20,6 +20,7 @@ from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.engine_core.scheduler.shared_blocks import transfers_with
 from quire.engine_core.scheduler.speculation import Speculation
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf, WorkerHalf
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
@@ -149,16 +150,18 @@ class CoreUnderTest:
             checkpoint_share=checkpoint_share,
         )
         prices = RecoveryCosts(costs.per_token, costs.per_swapped_block)
+        recovery = Recovery(self.manager, self.rows, preemption_mode, prices)
+        half = _scheduler_half(simulated_layout(block_size), store, tiers)
         self.scheduler = Scheduler(
             self.manager,
             self.rows,
             make_policy(policy, **(policy_options or {})) if isinstance(policy, str) else policy,
-            Recovery(self.manager, self.rows, preemption_mode, prices),
+            recovery,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             speculation=speculation,
-            connector=_scheduler_half(simulated_layout(block_size), store, tiers),
+            transfers=transfers_with(half, self.manager, recovery.seconds_per_token),
             constraints=constraints,
             adapters=adapters,
         )

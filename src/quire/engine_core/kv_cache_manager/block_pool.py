@@ -135,19 +135,22 @@ class BlockPool:
         self._num_out_of_reach -= self._num_offered(blocks, counts)
         released = blocks[counts == 0].tolist()
         num_free = len(self._free)
-        if not self._block_by_key:  # nobody has a name
+        if self._block_by_key:
+            self._give_back(released)
+        else:  # none has a name
             self._free += released
-        for block in released if self._block_by_key else ():
-            key = self._keys[block]
-            if key is None:
+        if released:
+            self.recorder.released(released, self._free[num_free:])
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if self._keys[block] is None:
                 self._free.append(block)
             elif self.keeps_contents:
                 self._cached[block] = None
             else:
                 self.forget(block)
                 self._free.append(block)
-        if released:
-            self.recorder.released(released, self._free[num_free:])
 
     def offer(self, blocks: Blocks) -> None:
         """One more holder of each of these, which are distinct, would give it up to whoever needs it."""

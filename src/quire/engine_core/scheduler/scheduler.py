@@ -39,10 +39,9 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
-from quire.engine_core.scheduler.shared_blocks import SharedBlocks
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.kv_connectors.connector import NamedBlocks, NoSchedulerHalf, SchedulerHalf
+from quire.kv_connectors.connector import NoSchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, PermitTokens, SchedulerOutput, StepOutput
 
 logger = logging.getLogger("quire.scheduler")
@@ -66,7 +65,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
-        connector: SchedulerHalf | NamedBlocks | None = None,
+        transfers: Transfers | None = None,
         constraints: Sequence[Constraint] = (),
         adapters: Set[int] = frozenset(),
         adapter_contents: Mapping[int, bytes] | None = None,
@@ -76,11 +75,7 @@ class Scheduler:
         self.policy = policy
         self.recovery = recovery
         self.speculation = speculation or NoSpeculation()
-        self._transfers = (
-            SharedBlocks(connector, manager, recovery.seconds_per_token)
-            if isinstance(connector, NamedBlocks)
-            else Transfers(connector or NoSchedulerHalf(), manager.block_size)
-        )
+        self._transfers = transfers or Transfers(NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
         uncut = Uncut(max_num_batched_tokens)
         self._constraints = (Permits(), *constraints, *_boundaries(manager), uncut)

@@ -21,7 +21,14 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.scheduler.transfers import Fetch, Transfers
-from quire.kv_connectors.connector import STEP_DATA, BlockSpill, NamedBlocks, NoSchedulerHalf, StepTransfers
+from quire.kv_connectors.connector import (
+    STEP_DATA,
+    BlockSpill,
+    NamedBlocks,
+    NoSchedulerHalf,
+    SchedulerHalf,
+    StepTransfers,
+)
 from quire.messages import KVTransfer
 
 # of those that have asked, in each step
@@ -197,3 +204,12 @@ class SharedBlocks(Transfers):
 
     def _statistics_of_connector(self) -> dict[str, float]:
         return self._blocks.statistics()
+
+
+def transfers_with(
+    connector: SchedulerHalf | NamedBlocks | None, manager: KVCacheManager, seconds_per_token: float
+) -> Transfers:
+    """Those of a connector of either kind."""
+    if isinstance(connector, NamedBlocks):
+        return SharedBlocks(connector, manager, seconds_per_token)
+    return Transfers(connector or NoSchedulerHalf(), manager.block_size)

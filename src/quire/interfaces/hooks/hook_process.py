@@ -105,13 +105,17 @@ class HookProcess(Hook):
             {} if subject is request else _plain(subject),
         )
         data = msgspec.msgpack.encode(question)
-        with self._lock:
-            try:
-                answer = msgspec.msgpack.decode(self._process.ask([data], self._seconds), type=_Answer)
-            except TimeoutError:
-                raise HookProcessError(f"no answer in {self._seconds:g} s; its process was ended") from None
-            except (OSError, EOFError, NotStartedError) as error:
-                raise HookProcessError(f"its process has ended: {one_line(error)}") from None
+        # whoever asked would have given up by then, and each such question takes as long again
+        if not self._lock.acquire(timeout=self._seconds):
+            raise HookProcessError(f"others asked it for {self._seconds:g} s")
+        try:
+            answer = msgspec.msgpack.decode(self._process.ask([data], self._seconds), type=_Answer)
+        except TimeoutError:
+            raise HookProcessError(f"no answer in {self._seconds:g} s; its process was ended") from None
+        except (OSError, EOFError, NotStartedError) as error:
+            raise HookProcessError(f"its process has ended: {one_line(error)}") from None
+        finally:
+            self._lock.release()
         return self._said(answer, request)
 
     def _said(self, answer: _Answer, request: HookedRequest) -> Any:
