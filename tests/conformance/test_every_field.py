@@ -215,7 +215,12 @@ NOT_COUNTED = {
 }  # fmt: skip
 # What cannot be seen in one answer, and the test that sees it.
 ELSEWHERE = {
-    ("CompletionRequest", "logits_processors"): "worker/sampler/test_own_processors.py",
+    (
+        "CompletionRequest",
+        "logits_processors",
+    ): "interfaces/server/test_chat.py::test_named_processors_reach_the_engine",
+    ("ChatRequest", "logits_processors"): "interfaces/server/test_chat.py::test_named_processors_reach_the_engine",
+    ("UpdateWeightsRequest", "path"): "interfaces/server/test_weights.py::test_the_server_answers_as_the_other_model",
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",

@@ -1,12 +1,14 @@
 """POST /v1/chat/completions on a fake engine: answers, streams, counts, fields that must reach the engine."""
 
 import threading
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from quire.interfaces.server.openai.requests import GenerationFields
 from quire.interfaces.server.openai.sampling import FORMS as STRUCTURED_FIELDS
 from quire.interfaces.server.openai.sampling import ONLY_WITH_BEAMS
+from quire.logits_processors import GROUP, installed
 from quire.renderer import template_budget, template_sandbox
 
 
@@ -127,11 +129,30 @@ def test_every_sampling_field_reaches_the_engine(run, served, endpoint):
     run(main())
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_named_processors_reach_the_engine(run, served, endpoint, monkeypatch):
+    monkeypatch.setitem(installed(), "only", EntryPoint("only", "nowhere:only", GROUP))
+    asked = ["only", {"name": "only", "args": {"token": 9}}]
+
+    async def main():
+        async with served() as server:
+            response = await getattr(server, endpoint)(logits_processors=asked, max_tokens=2)
+            assert response.status_code == 200, response.text
+            (request,) = server.requests()
+            assert request.sampling.logits_processors == asked
+
+            response = await getattr(server, endpoint)(logits_processors=["onyl"])
+            assert response.status_code == 400
+            assert 'Did you mean "only"?' in response.json()["error"]["message"]
+
+    run(main())
+
+
 def test_no_generation_field_is_forgotten_here():
     elsewhere = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
     # this model writes no thoughts: test_anthropic_messages.py
     elsewhere |= {"thinking_token_budget"}
-    # names of what is installed: tests/worker/sampler/test_own_processors.py
+    # names of what is installed: the test above
     elsewhere |= {"logits_processors"}
     elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS, *STRUCTURED_FIELDS}
     assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
