@@ -18,7 +18,7 @@ _FAST = ["--bandwidth", "30", "--peak", "400", "--no-engine-process", "--num-thr
 # enough tokens that a stream comes in more than one piece, however busy the machine is
 _SIZES = {
     "stream": ["--input-length", "12", "--output-length", "48"],
-    "batch": ["--num-requests", "3", "--input-length", "9", "--output-length", "3"],
+    "batch": ["--num-requests", "3", "--input-length", "9", "--output-length", "48"],
     "shared-prefix": ["--num-requests", "3", "--shared-prefix", "20", "--input-length", "4", "--output-length", "2"],
     "parallel": ["--input-length", "9", "--output-length", "3", "--num-answers", "3", "--beam-width", "2"],
     "prompt": ["--input-length", "40"],
