@@ -21,13 +21,13 @@ template <class T> struct Single {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
 
 struct Pair {
   using Value = bf16;
   static constexpr int64_t WORD_VALUES = 2, WORD_FLOATS = 1;
   QUIRE_INLINE vf add(vf sum, const float* x, const char* line, int v) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)set1(*x), (__m512bh)load(reinterpret_cast<const float*>(line) + v * W));
+    return fma_pairs(set1(*x), load(reinterpret_cast<const float*>(line) + v * W), sum);
   }
 };
 
@@ -35,20 +35,8 @@ QUIRE_INLINE void store_low(Pair, float* to, vf low) { store_result(reinterpret_
 
 #else
 
-#if defined(__AVX512F__)
-QUIRE_INLINE vf lower_halves(const char* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
-}
-QUIRE_INLINE vf upper_halves(const char* p) {
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
-}
-#else
-QUIRE_INLINE __m256i load_words(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-QUIRE_INLINE vf lower_halves(const char* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p), 16)); }
-QUIRE_INLINE vf upper_halves(const char* p) {
-  return _mm256_castsi256_ps(_mm256_and_si256(load_words(p), _mm256_set1_epi32(-65536)));
-}
-#endif
+QUIRE_INLINE vf lower_halves(const char* p) { return as_float(shift_left(load_integers(p), 16)); }
+QUIRE_INLINE vf upper_halves(const char* p) { return as_float(load_integers(p) & all_lanes(0xffff0000)); }
 
 struct Pair {
   using Value = bf16;
@@ -85,7 +73,7 @@ QUIRE_INLINE void multiply(const char* x, int64_t x_bytes, const char* panel, in
       for (int v = 0; v < V; ++v) chains[c][n][v] = zero();
   const auto add = [&](int64_t i, int c) __attribute__((always_inline)) {
     const char* line = panel + i * LINE;
-    _mm_prefetch(line + FETCHED_AHEAD, _MM_HINT_T0);
+    fetch_line_near(line + FETCHED_AHEAD);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       const float* word = reinterpret_cast<const float*>(x + n * x_bytes) + i * P::WORD_FLOATS;
@@ -126,7 +114,7 @@ template <class P, int N> void shrink_rows(const AdapterArgs& args, const Adapte
     multiply<P, N>(block.prepared, prepared_bytes_of<P>(args), a[panel], a.words, sums);
     for (int n = 0; n < N; ++n) {
       float* low = reinterpret_cast<float*>(block.low + n * low_bytes(args)) + panel * PANEL_FLOATS;
-      for (int v = 0; v < V; ++v) store_low(P{}, low + v * W, sums[n][v]);
+      for (int v = 0; v < V; ++v) store_low(P{}, low + v * (W / P::WORD_VALUES * P::WORD_FLOATS), sums[n][v]);
     }
   }
 }

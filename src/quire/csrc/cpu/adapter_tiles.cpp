@@ -62,7 +62,7 @@ struct Ahead {
   Ahead(const char* words, int64_t bytes, int64_t calls)
       : next(words + FETCHED_AHEAD), lines((bytes / LINE + calls - 1) / calls) {}
   inline __attribute__((always_inline)) void fetch() {
-    for (int64_t i = 0; i < lines; ++i, next += LINE) _mm_prefetch(next, _MM_HINT_T0);
+    for (int64_t i = 0; i < lines; ++i, next += LINE) fetch_line_near(next);
   }
 };
 

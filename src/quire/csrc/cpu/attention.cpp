@@ -33,9 +33,10 @@ void attend(const AttentionArgs& args, const AttentionPlan& plan, int64_t begin,
 
 }  // namespace
 
-AttentionStep::AttentionStep(const AttentionArgs& args, std::vector<float> sinks)
-    : args_(args), sinks_(std::move(sinks)) {
+AttentionStep::AttentionStep(const AttentionArgs& args, std::vector<float> sinks, std::vector<float> slopes)
+    : args_(args), sinks_(std::move(sinks)), slopes_(std::move(slopes)) {
   args_.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  args_.slopes = slopes_.empty() ? nullptr : slopes_.data();
 }
 
 int64_t AttentionStep::work(const Extent& extent) const {

@@ -58,6 +58,7 @@ struct AttentionArgs {
   Indices block_tables, seq_lens, query_starts;
   Indices ends;        // of each row of the query: it sees keys below this, more than its own; null: up to its own
   const float* sinks;  // one per query head, or null
+  const float* slopes;  // the same; times the position of a key, it is added to scores
   // Strides in elements, those of the caches in bytes.
   int64_t query_token_stride, query_head_stride;
   int64_t out_token_stride, out_head_stride;

@@ -11,47 +11,6 @@
 
 namespace quire::QUIRE_ISA {
 
-// Within each four lanes of the result: sums over four lanes, (0 + 2) + (1 + 3), of a, b, c and d.
-QUIRE_INLINE vf sum_by_fours(vf a, vf b, vf c, vf d) {
-#if defined(__AVX512F__)
-  const auto pd = [](vf x) { return _mm512_castps_pd(x); };
-  const vf ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
-  const vf cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
-  return _mm512_castpd_ps(_mm512_unpacklo_pd(pd(ab), pd(cd))) + _mm512_castpd_ps(_mm512_unpackhi_pd(pd(ab), pd(cd)));
-#else
-  const vf ab = _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b);
-  const vf cd = _mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d);
-  return _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
-#endif
-}
-
-// Sums over the fours of W / 4 such results: lane i belongs to vector i of those that went in.
-QUIRE_INLINE vf sum_of_fours(const vf* x) {
-#if defined(__AVX512F__)
-  const vf a = _mm512_shuffle_f32x4(x[0], x[1], 0x88) + _mm512_shuffle_f32x4(x[0], x[1], 0xdd);
-  const vf b = _mm512_shuffle_f32x4(x[2], x[3], 0x88) + _mm512_shuffle_f32x4(x[2], x[3], 0xdd);
-  return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
-#else
-  return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
-#endif
-}
-
-// The sum of all lanes of one vector, in the same order.
-QUIRE_INLINE float sum_lanes(vf a) {
-#if defined(__AVX512F__)
-  a = a + _mm512_permute_ps(a, 0x4e);
-  a = a + _mm512_permute_ps(a, 0xb1);
-  a = a + _mm512_shuffle_f32x4(a, a, 0xb1);
-  a = a + _mm512_shuffle_f32x4(a, a, 0x4e);
-  return _mm512_cvtss_f32(a);
-#else
-  a = a + _mm256_permute_ps(a, 0x4e);
-  a = a + _mm256_permute_ps(a, 0xb1);
-  a = a + _mm256_permute2f128_ps(a, a, 1);
-  return _mm256_cvtss_f32(a);
-#endif
-}
-
 // Keeps a vector in its register: the compiler would rather load it again each time.
 QUIRE_INLINE void keep(vf& x) {
 #if defined(__AVX512F__)

@@ -11,7 +11,7 @@ template <int PER_WORD> QUIRE_INLINE vf exp2(vf x) {
 #if defined(__AVX512F__)
   const vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
 #else
-  const vf in = max(set1(-126.0f), x), n = _mm256_floor_ps(in), r = in - n;
+  const vf in = max(set1(-126.0f), x), n = floor(in), r = in - n;
 #endif
   vf p;
   if constexpr (PER_WORD == 2) {
@@ -44,6 +44,8 @@ QUIRE_INLINE float exp2_of(float x) {
 struct Softmax {
   float scale, soft_cap;  // for logarithms of base 2; no cap: 0
   const float *k_scales, *v_scales;  // of the keys of the tile, for codes
+  const float* positions;            // of the keys of the tile, for slopes
+  float slope;                       // of the head of the row; 0: none
 };
 
 // Keys [first, last) of the tile are seen. Returns the factor for what was summed before.
@@ -59,6 +61,7 @@ QUIRE_INLINE float softmax_row(const Softmax& softmax, float* s, int first, int 
     if (softmax.soft_cap > 0) {
       x[v] = set1(softmax.soft_cap) * tanh(x[v] / set1(softmax.soft_cap));
     }
+    if (softmax.slope != 0) x[v] = fma(set1(softmax.slope), load(softmax.positions + v * W), x[v]);
     if constexpr (IS_MASKED) x[v] = keep_lanes(x[v], first - v * W, last - v * W, lowest);
   }
   vf top = x[0];

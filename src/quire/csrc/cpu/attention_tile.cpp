@@ -135,11 +135,16 @@ template <class C> struct TileKernel {
   void weigh(const TileKeys<C>& keys, int h, int64_t base) {
     float k_scales[KEY_TILE], v_scales[KEY_TILE];
     if constexpr (Format<C>::has_scales) keys.read_scales(args, h, k_scales, v_scales, scratch.ahead);
-    const Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales};
+    float positions[KEY_TILE];
+    if (args.slopes != nullptr) {
+      for (int i = 0; i < KEY_TILE; ++i) positions[i] = static_cast<float>((base + i) * args.share.size + args.share.rank);
+    }
+    Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales, positions, 0};
     float *maximum = scratch.maximum + h * rows, *sum = scratch.sum + h * rows;
     for (int r = 0; r < rows; ++r) {
       const int first = oldest(r, base), last = newest(r, base);
       float* s = scratch.s + r * KEY_TILE;
+      if (args.slopes != nullptr) softmax.slope = args.slopes[query_head(h, r)] * LOG2_E;
       scratch.correction[r] = first == 0 && last == KEY_TILE
                                   ? softmax_row<C, false>(softmax, s, first, last, maximum + r, sum + r)
                                   : softmax_row<C, true>(softmax, s, first, last, maximum + r, sum + r);

@@ -12,7 +12,7 @@ namespace quire::QUIRE_ISA {
 struct i8 { int8_t code; };
 struct e4m3 { uint8_t code; };
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
 constexpr int PAIR = 2;
 #else
 constexpr int PAIR = 1;
@@ -57,8 +57,6 @@ QUIRE_INLINE vf load_words(const bf16* p, int64_t n) {
   if (n >= 2 * W) return _mm512_loadu_ps(p);
   return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(first_lanes(n), p));
 }
-// Two vectors of floats as bfloat16, a first.
-QUIRE_INLINE vf pairs_of(vf a, vf b) { return (vf)_mm512_cvtne2ps_pbh(b, a); }
 QUIRE_INLINE vf load_words(const i8* p, int64_t n) {
   const auto floats = [](__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); };
   if (n >= 2 * W) {
@@ -74,17 +72,6 @@ QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
       _mm512_and_si512(_mm512_slli_epi16(extended, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87f0))));
 }
 
-template <int PER_WORD> QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) {
-  if constexpr (PER_WORD == 1) return fma(a, b, c);
-  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
-}
-
-// W words, from vectors of floats.
-template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) {
-  if constexpr (PER_WORD == 1) return store(p, x[0]);
-  store(p, pairs_of(x[0], x[1]));
-}
-
 // Rows of two keys as words of one number of each. Four numbers by turns: `in_order` undoes what that does to sums.
 QUIRE_INLINE void interleave(vf a, vf b, vf* out) {
   const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
@@ -98,37 +85,77 @@ template <int PER_WORD> QUIRE_INLINE void in_order(vf* x) {
   x[1] = _mm512_shuffle_f32x4(high, high, 0xd8);
 }
 
-#else
+#elif defined(QUIRE_MULTIPLIES_PAIRS)  // NEON with BF16
 
-#if defined(__AVX512F__)
-QUIRE_INLINE __m512i load_codes(const void* p, int64_t n) {  // each extended with its sign
-  if (n >= W) return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1), p));
+QUIRE_INLINE vf load_words(const bf16* p, int64_t n) {
+  if (n >= 2 * W) return load(reinterpret_cast<const float*>(p));
+  bf16 all[2 * W] = {};
+  memcpy(all, p, n * sizeof(bf16));
+  return load(reinterpret_cast<const float*>(all));
 }
-QUIRE_INLINE vf load_words(const i8* p, int64_t n) { return _mm512_cvtepi32_ps(load_codes(p, n)); }
+QUIRE_INLINE int8x16_t load_codes(const void* p, int64_t n) {
+  if (n >= 2 * W) return vld1q_s8(static_cast<const int8_t*>(p));
+  int8_t all[2 * W] = {};
+  memcpy(all, p, n);
+  return vld1q_s8(all);
+}
+QUIRE_INLINE vf load_words(const i8* p, int64_t n) {
+  const int8x16_t codes = load_codes(p, n);
+  const auto floats = [](int16x8_t x) {
+    return vf{vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
+  };
+  return pairs_of(floats(vmovl_s8(vget_low_s8(codes))), floats(vmovl_high_s8(codes)));
+}
 QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
-  const __m512i bits = _mm512_slli_epi32(load_codes(p, n), 20);
-  return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int32_t>(0x87f00000))));
+  const int8x16_t codes = load_codes(p, n);
+  const auto pairs = [](int16x8_t extended) {  // sign in bits 7 to 15
+    return vreinterpretq_f32_u16((vreinterpretq_u16_s16(extended) << 4) & vdupq_n_u16(0x87f0));
+  };
+  return {pairs(vmovl_s8(vget_low_s8(codes))), pairs(vmovl_high_s8(codes))};
 }
-#else
-QUIRE_INLINE __m256i load_codes(const void* p, int64_t n) {
-  int64_t codes = 0;
-  memcpy(&codes, p, n >= W ? W : n);
-  return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(codes));
-}
-QUIRE_INLINE vf load_words(const i8* p, int64_t n) { return _mm256_cvtepi32_ps(load_codes(p, n)); }
-QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
-  const __m256i bits = _mm256_slli_epi32(load_codes(p, n), 20);
-  return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int32_t>(0x87f00000))));
-}
-#endif
 
-QUIRE_INLINE vf load_words(const bf16* p, int64_t n) { return load_upto(p, n); }
-template <int PER_WORD> QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) { return fma(a, b, c); }
+QUIRE_INLINE void interleave(vf a, vf b, vf* out) {
+  const auto first = [](float32x4_t x, float32x4_t y) {
+    return vreinterpretq_f32_u16(vzip1q_u16(vreinterpretq_u16_f32(x), vreinterpretq_u16_f32(y)));
+  };
+  const auto second = [](float32x4_t x, float32x4_t y) {
+    return vreinterpretq_f32_u16(vzip2q_u16(vreinterpretq_u16_f32(x), vreinterpretq_u16_f32(y)));
+  };
+  out[0] = {first(a.low, b.low), second(a.low, b.low)};
+  out[1] = {first(a.high, b.high), second(a.high, b.high)};
+}
 template <int PER_WORD> QUIRE_INLINE void in_order(vf*) {}
-template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) { store(p, x[0]); }
+
+#else
+
+QUIRE_INLINE vi load_codes(const void* p, int64_t n) {  // each extended with its sign
+  if (n >= W) return load_signed_bytes(p);
+  char all[W] = {};
+  memcpy(all, p, n);
+  return load_signed_bytes(all);
+}
+QUIRE_INLINE vf load_words(const i8* p, int64_t n) { return to_float(load_codes(p, n)); }
+QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
+  return as_float(shift_left(load_codes(p, n), 20) & all_lanes(0x87f00000));
+}
+QUIRE_INLINE vf load_words(const bf16* p, int64_t n) { return load_upto(p, n); }
+template <int PER_WORD> QUIRE_INLINE void in_order(vf*) {}
 
 #endif
+
+template <int PER_WORD> QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) {
+#if defined(QUIRE_MULTIPLIES_PAIRS)
+  if constexpr (PER_WORD == 2) return fma_pairs(a, b, c);
+#endif
+  return fma(a, b, c);
+}
+// W words, from vectors of floats.
+template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) {
+#if defined(QUIRE_MULTIPLIES_PAIRS)
+  if constexpr (PER_WORD == 2) return store(p, pairs_of(x[0], x[1]));
+#endif
+  store(p, x[0]);
+}
 
 // Asks for memory ahead of its use, line by line between other work. Blocks are scattered over pages, and a prefetcher
 // of the hardware that watches loads begins anew with each; requests in bursts would queue up. Lines go into the
@@ -156,7 +183,7 @@ class Ahead {
     if (at_ >= until_) turn();
     const char* p = at_;
 #pragma GCC unroll 8
-    for (int i = 0; i < LINES; ++i) _mm_prefetch(p + 64 * i, _MM_HINT_T1);
+    for (int i = 0; i < LINES; ++i) fetch_line(p + 64 * i);
     at_ = p + 64 * LINES;
   }
 

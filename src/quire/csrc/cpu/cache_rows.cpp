@@ -11,45 +11,14 @@ namespace {
 
 constexpr float LEAST_MAGNITUDE = 1e-30f;  // below it, the inverse of a scale is no float any more
 
-#if defined(__AVX512F__)
-using vi = __m512i;
-QUIRE_INLINE vi bits(vf x) { return _mm512_castps_si512(x); }
-QUIRE_INLINE vf magnitude(vf x) { return _mm512_abs_ps(x); }
-QUIRE_INLINE vi to_int(vf x) { return _mm512_cvtps_epi32(x); }
-QUIRE_INLINE void store_codes(char* to, vi codes, int64_t n) {
-  const __mmask16 mask = n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
-  _mm512_mask_cvtepi32_storeu_epi8(to, mask, codes);
-}
+QUIRE_INLINE vf magnitude(vf x) { return as_float(as_integers(x) & all_lanes(0x7fffffff)); }
 QUIRE_INLINE vi codes_of_e4m3(vf y) {
-  const vi u = bits(magnitude(y)), sign = _mm512_srli_epi32(_mm512_and_si512(bits(y), _mm512_set1_epi32(1 << 31)), 24);
-  const vi odd = _mm512_and_si512(_mm512_srli_epi32(u, 20), _mm512_set1_epi32(1));
-  const vi rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
-  const vi code = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
-  const __mmask16 is_normal = _mm512_cmp_ps_mask(magnitude(y), set1(0x1p-6f), _CMP_GE_OQ);
-  return _mm512_maskz_or_epi32(is_normal, sign, code);
+  const vi u = as_integers(magnitude(y)), sign = shift_right(as_integers(y) & all_lanes(1u << 31), 24);
+  const vi odd = shift_right(u, 20) & all_lanes(1);
+  const vi rounded = plus(u, plus(odd, all_lanes(0x7ffff)));
+  const vi code = plus(shift_right(rounded, 20), all_lanes(static_cast<uint32_t>(-(120 << 3))));
+  return as_integers(zero_below(as_float(sign | code), magnitude(y), 0x1p-6f));
 }
-#else
-using vi = __m256i;
-QUIRE_INLINE vi bits(vf x) { return _mm256_castps_si256(x); }
-QUIRE_INLINE vf magnitude(vf x) { return _mm256_andnot_ps(set1(-0.0f), x); }
-QUIRE_INLINE vi to_int(vf x) { return _mm256_cvtps_epi32(x); }
-QUIRE_INLINE void store_codes(char* to, vi codes, int64_t n) {
-  const vi first = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                                    0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-  const vi bytes = _mm256_shuffle_epi8(codes, first);  // four in each half
-  const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
-  const int64_t all = _mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high));
-  memcpy(to, &all, n >= W ? W : n);
-}
-QUIRE_INLINE vi codes_of_e4m3(vf y) {
-  const vi u = bits(magnitude(y)), sign = _mm256_srli_epi32(_mm256_and_si256(bits(y), _mm256_set1_epi32(1 << 31)), 24);
-  const vi odd = _mm256_and_si256(_mm256_srli_epi32(u, 20), _mm256_set1_epi32(1));
-  const vi rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
-  const vi code = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
-  const vi is_normal = bits(_mm256_cmp_ps(magnitude(y), set1(0x1p-6f), _CMP_GE_OQ));
-  return _mm256_and_si256(is_normal, _mm256_or_si256(sign, code));
-}
-#endif
 
 // The scale is divided by the inverse of what codes are multiplied with, and rounded once, in both directions.
 template <class T> void encode_row(const T* from, int64_t dim, CacheFormat format, char* codes, char* scale) {
@@ -67,7 +36,7 @@ template <class T> void encode_row(const T* from, int64_t dim, CacheFormat forma
   memcpy(scale, &by_code, SCALE_BYTES);
   for (int64_t c = 0; c < dim; c += W) {
     const vf y = is_zero ? zero() : load_upto(from + c, dim - c) * set1(inverse);
-    store_codes(codes + c, format == CacheFormat::int8 ? to_int(y) : codes_of_e4m3(y), dim - c);
+    store_lowest_bytes(codes + c, format == CacheFormat::int8 ? to_nearest(y) : codes_of_e4m3(y), dim - c);
   }
 }
 

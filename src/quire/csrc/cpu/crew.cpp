@@ -2,7 +2,6 @@
 
 #include "crew.h"
 
-#include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -14,6 +13,14 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "oldest_libraries.h"
+#include "spinning.h"
+
+// libstdc++ asks glibc 2.32 here whether the process has one thread, and then counts references without locks. It never
+// has, and this answer needs no newer glibc.
+extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
+char __libc_single_threaded = 0;
 
 namespace quire {
 namespace {
@@ -49,7 +56,7 @@ void perform(Job job, const void* context, Crew& member) noexcept { job(context,
 template <class Condition> void wait_until(Condition is_met) {
   for (int spins = 0; !is_met(); ++spins) {
     if (spins < SPINS_BEFORE_YIELD) {
-      _mm_pause();
+      rest_a_moment();
     } else {
       sched_yield();
     }
@@ -152,7 +159,7 @@ class Threads {
     for (uint64_t done = 0;;) {
       for (int spins = 0; ticket_.load(std::memory_order_acquire) == done; ++spins) {
         if (spins < SPINS_BEFORE_YIELD) {
-          _mm_pause();
+          rest_a_moment();
         } else if (spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP) {
           sched_yield();
         } else {

@@ -3,20 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "amx_support.h"
 #include "kernels.h"
 
 namespace quire {
-
-namespace avx2 { const KernelTable* table(); }
-namespace avx512 { const KernelTable* table(); }
-namespace avx512_vnni { extern const MatmulKernels matmul_kernels; }
-namespace avx512_bf16 { const KernelTable* table(); }
-namespace amx {
-extern const AdapterKernels adapter_kernels;
-extern const MatmulKernels matmul_kernels;
-}
-
 namespace {
 
 // The kernels of a lesser set, with products of their own: what else the instructions are good for is not worth a copy.
@@ -25,38 +14,9 @@ KernelTable with_products(const KernelTable* lesser, const char* isa, const Matm
   table.isa = isa, table.matmul = &products;
   return table;
 }
-const KernelTable* avx512_vnni_table() {
-  static const KernelTable table = with_products(avx512::table(), "avx512_vnni", avx512_vnni::matmul_kernels);
-  return &table;
-}
-const KernelTable* amx_table() {
-  static const KernelTable table = [] {
-    KernelTable with_tiles = with_products(avx512_bf16::table(), "amx", amx::matmul_kernels);
-    with_tiles.adapters = &amx::adapter_kernels;
-    return with_tiles;
-  }();
-  return &table;
-}
-
-// What -march=x86-64-v3 may use; every processor with AVX2 has F16C, but a virtual machine may hide it.
-bool has_avx2() {
-#if defined(__clang__)
-  const bool has_f16c = true;  // older versions cannot be asked
-#else
-  const bool has_f16c = __builtin_cpu_supports("f16c");
-#endif
-  return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-}
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 constexpr const char* ABSENT = "this processor does not have it";
 template <bool (*HAS)()> const char* fault_of() { return HAS() ? nullptr : ABSENT; }
-const char* fault_of_amx_kernels() { return has_avx512_bf16() ? fault_of_amx() : ABSENT; }
 
 struct Candidate {
   const char* name;
@@ -64,14 +24,18 @@ struct Candidate {
   const KernelTable* (*table)();
 };
 
-// Best first.
-constexpr Candidate CANDIDATES[] = {
-    {"amx", fault_of_amx_kernels, amx_table},
-    {"avx512_bf16", fault_of<has_avx512_bf16>, avx512_bf16::table},
-    {"avx512_vnni", fault_of<has_avx512_vnni>, avx512_vnni_table},
-    {"avx512", fault_of<has_avx512>, avx512::table},
-    {"avx2", fault_of<has_avx2>, avx2::table},
-};
+}  // namespace
+}  // namespace quire
+
+// CANDIDATES of the architecture, best first.
+#if defined(__aarch64__)
+#include "isa_arm.h"
+#else
+#include "isa_x86.h"
+#endif
+
+namespace quire {
+namespace {
 
 const KernelTable* find(const char* name) {
   for (const Candidate& candidate : CANDIDATES) {

@@ -10,7 +10,7 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
 constexpr bool MULTIPLIES_BFLOAT16 = true;
 #else
 constexpr bool MULTIPLIES_BFLOAT16 = false;
@@ -67,7 +67,7 @@ class Block {
       case WeightFormat::fp4: return add_quantized<WeightFormat::fp4>(data);
       case WeightFormat::float32: return add_stored<Float32>(data);
       case WeightFormat::bfloat16:
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
         if (args_.arithmetic == Arithmetic::bfloat16) return add_stored<BFloat16>(data);
 #endif
       case WeightFormat::float16: return add_halves(data);
@@ -133,7 +133,7 @@ class Block {
 
   template <WeightFormat F> void add_quantized(const char* panel) {
     if (args_.arithmetic == Arithmetic::int8) return add_whole<F>(panel, add_integers_of<F>(w_));
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
     if (args_.arithmetic == Arithmetic::bfloat16) return add_weight_only<BFloat16, F>(panel);
 #endif
     add_weight_only<Float32, F>(panel);

@@ -33,7 +33,7 @@ template <WeightFormat F> struct Decoder<Float32, F> {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
 template <> struct Decoder<BFloat16, WeightFormat::int8> {
   static constexpr int num_words = 2;
   QUIRE_INLINE float excess(const PackedView&) { return 0; }
@@ -45,8 +45,8 @@ template <> struct Decoder<BFloat16, WeightFormat::int8> {
     Decoder<Float32, WeightFormat::int8>::decode(d.floats, codes, v);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-      const vi lower = shift_right(_mm512_castps_si512(v[2 * p]), 16);
-      words[p] = as_float(select_or(_mm512_castps_si512(v[2 * p + 1]), all_lanes(0xffff0000), lower));
+      const vi lower = shift_right(as_integers(v[2 * p]), 16);
+      words[p] = as_float(select_or(as_integers(v[2 * p + 1]), all_lanes(0xffff0000), lower));
     }
   }
 };
@@ -58,14 +58,14 @@ template <WeightFormat F> struct Decoder<BFloat16, F> {
   static Decoder of(const PackedView&) { return {}; }
   // A code below the exponent of 128 is 128 plus that code.
   QUIRE_INLINE void decode(const Decoder&, vi codes, vf words[num_words]) {
-    const vi first = _mm512_shuffle_epi8(codes, spread(0)), second = _mm512_shuffle_epi8(codes, spread(2));
+    const vi first = look_up(codes, spread(0)), second = look_up(codes, spread(2));
     words[0] = as_float(first | all_lanes(0x43004300));
     words[1] = as_float(second | all_lanes(0x43004300));
   }
   // Two neighbouring bytes of each word, with zeros above them.
   QUIRE_INLINE vi spread(int byte) {
-    const int pair = static_cast<int>(0x80018000) + byte * 0x00010001;
-    return _mm512_add_epi32(_mm512_set1_epi32(pair), _mm512_set4_epi32(0x000c000c, 0x00080008, 0x00040004, 0));
+    const uint32_t pair = 0x80018000 + byte * 0x00010001;
+    return four_words(pair, pair + 0x00040004, pair + 0x00080008, pair + 0x000c000c);
   }
 };
 #endif

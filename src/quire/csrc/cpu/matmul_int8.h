@@ -3,7 +3,8 @@
 // The sum over a segment is an exact integer; it becomes a float, is scaled and added to the sums, in the order of the
 // segments. A prepared tile of R rows holds, for each segment:
 //
-//   [int32 x R]           what the integers start with: codes are unsigned, so -zero_point * sum of the inputs
+//   [int32 x R]           what the integers start with: -zero_point * sum of the inputs, for codes are unsigned, and
+//                         what was taken from the codes, times that sum
 //   [float x R]           scale of the inputs
 //   [float x R]           sum of the inputs as integers, for weights with zeros
 //   [int32 x R] x words   the inputs, as add_dot takes them
@@ -38,11 +39,12 @@ static void add_integers(const PackedView& w, const float* x, const char* head, 
     do {  // not `for`: for a loop that might not run the compiler keeps two sets of accumulators
       if (k % WORDS_BETWEEN == 0) fetch(ahead);
       const Code codes = Code::load(panel);
+      const vi factors[2] = {factors_of<F>(codes.bytes[0]), factors_of<F>(codes.bytes[1])};
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const Inputs inputs = inputs_at(words + r, R);
-        add_dot(acc[r][0], codes.bytes[0], inputs);
-        add_dot(acc[r][1], codes.bytes[1], inputs);
+        add_dot(acc[r][0], factors[0], inputs);
+        add_dot(acc[r][1], factors[1], inputs);
       }
       panel += Code::word_bytes;
       words += X_WORDS * R;
@@ -126,6 +128,7 @@ QUIRE_INLINE void place_head(const SegmentHead& head, float* to, int num_rows) {
 
 // Calls place(first word, end, head, values) for each segment of a row.
 template <class T, class Place> QUIRE_INLINE void quantize_segments(const PackedView& w, const T* x, Place place) {
+  const int taken = w.format == WeightFormat::int8 ? TAKEN_FROM_CODES<WeightFormat::int8> : 0;
   QuantizedBlock block;
   for (int64_t i = 0, end; i < w.words; i = end) {
     if (i % SEGMENT_WORDS == 0) quantize_block(x + i * 4, min64(QUANTIZED_TOGETHER, w.columns - i * 4), &block);
@@ -133,7 +136,7 @@ template <class T, class Place> QUIRE_INLINE void quantize_segments(const Packed
     const int8_t* values = block.values + i % SEGMENT_WORDS * 4;
     int32_t sum = 0;
     for (int64_t k = 0; k < (end - i) * 4; ++k) sum += values[k];
-    place(i, end, SegmentHead{-w.zero_point * sum, block.scale, static_cast<float>(sum)}, values);
+    place(i, end, SegmentHead{(taken - w.zero_point) * sum, block.scale, static_cast<float>(sum)}, values);
   }
 }
 

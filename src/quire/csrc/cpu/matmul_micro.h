@@ -9,13 +9,9 @@
 
 namespace quire::QUIRE_ISA {
 
-// Two vectors side by side: with AVX-512 a whole panel, with AVX2 half of one. TILE_ROWS x 2 accumulators fit into the
+// Two vectors side by side: with AVX-512 a whole panel, else half of one. TILE_ROWS x 2 accumulators fit into the
 // registers.
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 12;
-#else
-constexpr int TILE_ROWS = 6;
-#endif
+constexpr int TILE_ROWS = W == 16 ? 12 : 6;
 constexpr int PASSES = PANEL_COLUMNS / (2 * W);  // over a panel
 
 // What a call fetches into the second-level cache while it computes: `lines` lines for every WORDS_BETWEEN words, from
@@ -28,7 +24,7 @@ struct Ahead {
   int lines;
 };
 QUIRE_INLINE void fetch(Ahead& ahead) {
-  for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.next + i * 64, _MM_HINT_T1);
+  for (int i = 0; i < ahead.lines; ++i) fetch_line(ahead.next + i * 64);
   ahead.next += ahead.lines * 64;
 }
 
@@ -49,9 +45,9 @@ struct Sums {
 struct Float32 {
   QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) { return fma(a, b, c); }
 };
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_MULTIPLIES_PAIRS)
 struct BFloat16 {
-  QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+  QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) { return fma_pairs(a, b, c); }
 };
 #endif
 

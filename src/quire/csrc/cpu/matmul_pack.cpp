@@ -1,8 +1,10 @@
 #include "matmul_pack.h"
 
-#include <emmintrin.h>
 #include <torch/headeronly/util/Half.h>
+
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include <cmath>
 #include <cstring>
@@ -30,6 +32,7 @@ alignas(64) constexpr char ZEROS[64] = {};
 constexpr int64_t WORDS_AHEAD = 32;
 
 // Sixteen words of four rows into four columns of sixteen words.
+#if defined(__x86_64__)
 void transpose_words(const char* const rows[4], char* to) {
   for (int w = 0; w < 16; w += 4, to += 4 * PANEL_COLUMNS * 4) {
     __m128 r[4];
@@ -38,6 +41,12 @@ void transpose_words(const char* const rows[4], char* to) {
     for (int i = 0; i < 4; ++i) _mm_storeu_ps(reinterpret_cast<float*>(to) + i * PANEL_COLUMNS, r[i]);
   }
 }
+#else
+void transpose_words(const char* const rows[4], char* to) {
+  for (int w = 0; w < 16; ++w, to += PANEL_COLUMNS * 4)
+    for (int i = 0; i < 4; ++i) std::memcpy(to + i * 4, rows[i] + w * 4, 4);
+}
+#endif
 
 // Rows of words, `bytes` long, become columns of a panel; words beyond the row and rows that are null become zeros.
 void pack_rows(const char* const rows[PANEL_COLUMNS], int64_t bytes, int64_t words, char* to) {

@@ -9,9 +9,7 @@
 #include <atomic>
 #include <cstdint>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "spinning.h"
 
 namespace quire {
 
@@ -35,9 +33,7 @@ struct alignas(LINE) Arrival {
     const auto is_there = [&](uint32_t seen) { return static_cast<int32_t>(seen - at) >= 0; };
     for (int spins = 0; spins < SPINS_BEFORE_SLEEP; ++spins) {
       if (is_there(count.load(std::memory_order_acquire))) return;
-#if defined(__x86_64__)
-      _mm_pause();
-#endif
+      rest_a_moment();
     }
     sleepers.fetch_add(1);
     for (uint32_t seen; !is_there(seen = count.load()) && aborted.load(std::memory_order_relaxed) == 0;) {

@@ -131,10 +131,11 @@ void move_blocks_op(const std::vector<Tensor>& sources, const std::vector<Tensor
   move_blocks(block_copies(sources, destinations), pair, pairs.size(0));
 }
 
-std::vector<float> sinks_as_float(const std::optional<Tensor>& sinks, int64_t num_heads) {
+// One number of each query head.
+std::vector<float> as_floats(const std::optional<Tensor>& sinks, int64_t num_heads, const char* what) {
   std::vector<float> values;
   if (!sinks.has_value()) return values;
-  STD_TORCH_CHECK(sinks->dim() == 1 && sinks->size(0) == num_heads, "one sink for each query head");
+  STD_TORCH_CHECK(sinks->dim() == 1 && sinks->size(0) == num_heads, "one of ", what, " for each query head");
   const void* data = sinks->const_data_ptr();
   for (int64_t h = 0; h < num_heads; ++h) {
     const int64_t i = h * sinks->stride(0);
@@ -198,7 +199,7 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
 
 // What attention does with the scores, and which keys are seen.
 struct AttentionOptions {
-  const std::optional<Tensor>&sinks, &ends;
+  const std::optional<Tensor>&sinks, &slopes, &ends;
   double scale;
   int64_t sliding_window;
   bool is_chunked;
@@ -225,26 +226,29 @@ void attend(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, c
   args.scale = static_cast<float>(options.scale);
   args.sliding_window = options.sliding_window, args.is_chunked = options.is_chunked;
   args.soft_cap = static_cast<float>(options.soft_cap);
-  perform(std::make_unique<AttentionStep>(args, sinks_as_float(options.sinks, query.size(1))),
+  const int64_t heads = query.size(1);
+  perform(std::make_unique<AttentionStep>(args, as_floats(options.sinks, heads, "sinks"),
+                                          as_floats(options.slopes, heads, "slopes")),
           {query.size(0), num_sequences});
 }
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
-                        std::optional<Tensor> sinks, std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
-                        double soft_cap) {
+                        std::optional<Tensor> sinks, std::optional<Tensor> ends, double scale, int64_t sliding_window,
+                        bool is_chunked, double soft_cap, std::optional<Tensor> slopes) {
   STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
   attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, out, out.size(2),
-         {sinks, ends, scale, sliding_window, is_chunked, soft_cap}, {});
+         {sinks, slopes, ends, scale, sliding_window, is_chunked, soft_cap}, {});
 }
 
 Tensor attention_part_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                          const Tensor& seq_lens, const Tensor& query_starts, std::optional<Tensor> sinks,
                          std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
-                         double soft_cap, int64_t value_dim, int64_t rank, int64_t size) {
+                         double soft_cap, int64_t value_dim, int64_t rank, int64_t size,
+                         std::optional<Tensor> slopes) {
   Tensor part = empty({query.size(0), query.size(1), value_dim + 1}, ScalarType::Float);
   attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, part, value_dim,
-         {sinks, ends, scale, sliding_window, is_chunked, soft_cap}, share_of(rank, size));
+         {sinks, slopes, ends, scale, sliding_window, is_chunked, soft_cap}, share_of(rank, size));
   return part;
 }
 

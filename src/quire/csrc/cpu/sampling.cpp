@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 
+#include "oldest_libraries.h"
+
 namespace quire {
 namespace {
 

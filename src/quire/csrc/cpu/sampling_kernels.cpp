@@ -10,13 +10,9 @@ namespace {
 constexpr int LANES16 = 16;        // sums have so many lanes with every instruction set
 constexpr int PARTS = LANES16 / W;
 
+// bfloat16 as they come, as signed integers of 16 bits: 2 * W of them.
 #if defined(__AVX512F__)
 
-using vmask = __mmask16;
-QUIRE_INLINE vmask is_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
-QUIRE_INLINE vmask at_least(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
-QUIRE_INLINE vmask above(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-using vi = __m512i;  // bfloat16 as they come
 QUIRE_INLINE vi load_shorts(const bf16* p) { return _mm512_loadu_si512(p); }
 QUIRE_INLINE vi all_shorts(int16_t x) { return _mm512_set1_epi16(x); }
 QUIRE_INLINE vi max_shorts(vi a, vi b) { return _mm512_max_epi16(a, b); }
@@ -29,13 +25,8 @@ QUIRE_INLINE __m128i fold_shorts(vi a) {
   return _mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-#else
+#elif defined(__AVX2__)
 
-using vmask = uint32_t;
-QUIRE_INLINE vmask is_nan(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
-QUIRE_INLINE vmask at_least(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
-QUIRE_INLINE vmask above(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
-using vi = __m256i;
 QUIRE_INLINE vi load_shorts(const bf16* p) { return _mm256_loadu_si256(reinterpret_cast<const vi*>(p)); }
 QUIRE_INLINE vi all_shorts(int16_t x) { return _mm256_set1_epi16(x); }
 QUIRE_INLINE vi max_shorts(vi a, vi b) { return _mm256_max_epi16(a, b); }
@@ -47,6 +38,32 @@ QUIRE_INLINE __m128i fold_shorts(vi a) {
   return _mm_max_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 }
 
+#else
+
+QUIRE_INLINE int16x8_t shorts(uint32x4_t a) { return vreinterpretq_s16_u32(a); }
+QUIRE_INLINE vi of_shorts(int16x8_t low, int16x8_t high) {
+  return {vreinterpretq_u32_s16(low), vreinterpretq_u32_s16(high)};
+}
+QUIRE_INLINE vi load_shorts(const bf16* p) { return load_integers(p); }
+QUIRE_INLINE vi all_shorts(int16_t x) { return of_shorts(vdupq_n_s16(x), vdupq_n_s16(x)); }
+QUIRE_INLINE vi max_shorts(vi a, vi b) {
+  return of_shorts(vmaxq_s16(shorts(a.low), shorts(b.low)), vmaxq_s16(shorts(a.high), shorts(b.high)));
+}
+QUIRE_INLINE vi without_sign(vi a) { return a & all_shorts(0x7fff); }
+QUIRE_INLINE vi in_order(vi a) {
+  const auto ordered = [](int16x8_t x) { return x ^ ((x >> 15) & vdupq_n_s16(0x7fff)); };
+  return of_shorts(ordered(shorts(a.low)), ordered(shorts(a.high)));
+}
+QUIRE_INLINE int16_t greatest_short(vi a) { return vmaxvq_s16(vmaxq_s16(shorts(a.low), shorts(a.high))); }
+
+#endif
+
+#if defined(__x86_64__)
+QUIRE_INLINE int16_t greatest_short(vi a) {
+  // The instruction finds the least of unsigned numbers: turn the order round.
+  const __m128i turned = _mm_xor_si128(fold_shorts(a), _mm_set1_epi16(0x7fff));
+  return static_cast<int16_t>(_mm_extract_epi16(_mm_minpos_epu16(turned), 0) ^ 0x7fff);
+}
 #endif
 
 constexpr int SHORTS = 2 * W;
@@ -78,12 +95,6 @@ template <class T> QUIRE_INLINE float greatest_of(const T* x, int64_t n) {
     bad |= is_nan(v);
   }
   return bad != 0 ? __builtin_nanf("") : hmax(max(best[0], best[1]));
-}
-
-QUIRE_INLINE int16_t greatest_short(vi a) {
-  // The instruction finds the least of unsigned numbers: turn the order round.
-  const __m128i turned = _mm_xor_si128(fold_shorts(a), _mm_set1_epi16(0x7fff));
-  return static_cast<int16_t>(_mm_extract_epi16(_mm_minpos_epu16(turned), 0) ^ 0x7fff);
 }
 
 // As whole numbers, twice as many at a time: bfloat16 have the order of their bits, negative ones the reverse.
