@@ -2,16 +2,16 @@ import pytest
 
 from quire.worker import kernels
 from quire.worker.kernels import cpu
-from quire.worker.kernels.cpu.build import ISAS, ONLY
+from quire.worker.kernels.cpu.build import HERE
 
 
-@pytest.fixture(params=[isa for isa in ISAS if isa not in ONLY])
+@pytest.fixture(params=[isa for isa in HERE.isas if isa not in HERE.only])
 def cpu_kernels(request):
     """The C++ kernels of one instruction set, behind the functions that everybody calls."""
     yield from kernels_of(request.param)
 
 
-@pytest.fixture(params=list(ISAS))
+@pytest.fixture(params=list(HERE.isas))
 def product_kernels(request):
     """The same for products: some instruction sets differ in these alone."""
     yield from kernels_of(request.param)

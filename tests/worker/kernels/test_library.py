@@ -38,10 +38,35 @@ def test_no_compiler_falls_back_and_says_why(undecided, monkeypatch, tmp_path, c
     assert cpu.statistics()["kernels"] == "reference"
 
 
+def test_a_library_that_came_in_the_wheel_needs_no_compiler(monkeypatch, tmp_path):
+    source = tmp_path / "source.cpp"
+    source.write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setenv("CXX", "a-compiler-that-does-not-exist")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    library = build._prebuilt_path()
+    library.parent.mkdir()
+    library.touch()
+    assert build.build() == library
+    # what somebody changed since is not what was compiled
+    source.write_text("int one() { return 2; }\n")
+    with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
+        build.build()
+
+
+def test_the_library_runs_where_torch_does():
+    """With glibc 2.28 and the libstdc++ of GCC 8, whatever this machine has: a wheel brings it along."""
+    if not cpu.load():
+        pytest.skip(f"no C++ kernels here: {cpu.statistics()['reason']}")
+    text = build.build().read_bytes()
+    assert max(int(number) for number in re.findall(rb"\0GLIBC_2\.(\d+)", text)) <= 28
+    assert max(int(number) for number in re.findall(rb"\0GLIBCXX_3\.4\.(\d+)", text)) <= 25
+
+
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no compiler")
 def test_source_that_does_not_compile_falls_back(undecided, monkeypatch, tmp_path, caplog):
     (tmp_path / "src").mkdir()
-    for name in (*build.PER_ISA, *build.ONLY["amx"], *build.COMMON):
+    for name in (*build.PER_ISA, *build.X86.only["amx"], *build.X86.common):
         (tmp_path / "src" / name).write_text("this is no C++;\n")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
@@ -70,7 +95,7 @@ def test_only_the_last_used_libraries_and_objects_stay(tmp_path):
 def test_who_waits_for_the_compiler_is_told_so_before_and_after(monkeypatch, tmp_path, caplog):
     lines_before: list[str] = []
 
-    def compile_nothing(compiler, folder):
+    def compile_nothing(compiler, folder, architecture, libraries):
         assert not list(folder.iterdir())
         lines_before.extend(caplog.messages)
         (folder / "kernels.so").touch()
@@ -114,7 +139,7 @@ def test_jit_raises_what_auto_logs(undecided, monkeypatch, tmp_path):
 
 def test_unknown_choice_is_an_error(undecided, monkeypatch):
     monkeypatch.setenv("QUIRE_CPU_KERNELS", "fast")
-    with pytest.raises(ValueError, match="auto, jit or reference"):
+    with pytest.raises(ValueError, match="auto, jit, reference or triton"):
         cpu.load()
 
 
@@ -172,7 +197,7 @@ def test_objects_of_an_instruction_set_share_nothing(tmp_path):
     except build.BuildError as error:
         pytest.skip(str(error))
     target = tmp_path / "fused.o"
-    command = [*build.FLAGS, *build.ISAS["avx512"], "-DQUIRE_ISA=avx512", "-c", str(build.SOURCES / "fused.cpp")]
+    command = [*build.FLAGS, *build.X86.isas["avx512"], "-DQUIRE_ISA=avx512", "-c", str(build.SOURCES / "fused.cpp")]
     subprocess.run([compiler, *command, "-o", str(target)], check=True)
     symbols = subprocess.run(["nm", "-C", "--defined-only", str(target)], check=True, capture_output=True, text=True)
     kinds = {line.split()[1] for line in symbols.stdout.splitlines()}

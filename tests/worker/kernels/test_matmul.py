@@ -8,7 +8,7 @@ from quire.testing import linear_contracts as contracts
 from quire.testing.linear_contracts import DTYPES, REFERENCE, QuantizedCase
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
-from quire.worker.kernels.cpu.build import ISAS
+from quire.worker.kernels.cpu.build import HERE
 from quire.worker.kernels.cpu.program import Program
 
 
@@ -85,7 +85,7 @@ def test_integers_are_the_same_on_every_instruction_set(kind):
     before = cpu.statistics()["isa"]
     packed, x = packed_weight(kind), contracts.inputs(30, kind.shape[1], torch.float32)
     results = []
-    for isa in ISAS:
+    for isa in HERE.isas:
         if cpu.select_isa(isa):
             results.append(kernels.packed_linear(x, packed))
     cpu.select_isa(before)

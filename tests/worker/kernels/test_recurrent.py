@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.testing.kernel_contracts import assert_close
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
-from quire.worker.kernels.cpu.build import ISAS, ONLY
+from quire.worker.kernels.cpu.build import HERE
 from quire.worker.kernels.sequence_states import SequenceStates, bytes_of, floats_of
 
 CHANNELS, WIDTH = 70, 4
@@ -150,7 +150,7 @@ def piece(inputs: list[Tensor], start: int, end: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in ONLY])
+@pytest.mark.parametrize("isa", [isa for isa in HERE.isas if isa not in HERE.only])
 def test_cpu_is_as_the_reference(kind: str, isa: str, dtype: torch.dtype) -> None:
     inputs = [tensor.to(dtype) for tensor in KINDS[kind][1](40)]
     pieces = [piece(inputs, 0, 1), piece(inputs, 1, 30), piece(inputs, 30, 40)]

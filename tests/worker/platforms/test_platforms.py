@@ -1,9 +1,12 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from quire.config.process_memory import process_memory
 from quire.errors import OptionError
 from quire.worker.platforms import current_platform
-from quire.worker.platforms.process_memory import process_memory
 
 GIB = 2**30
 
@@ -76,6 +79,14 @@ def test_a_container_that_is_over_its_limit_has_nothing_free(machine):
     assert report.free_bytes == 0
 
 
+def test_what_the_process_itself_has_is_its_own_pages(machine):
+    status = "VmRSS: 900 kB\nRssAnon: 300 kB\nRssFile: 500 kB\nRssShmem: 100 kB\n"
+    report = process_memory(machine({"proc/self/cgroup": "0::/\n", "proc/self/status": status}))
+    assert report.own_bytes == 400 * 1024
+    # where nobody says, all that is taken
+    assert replace(report, process_bytes=None).own_bytes == 24 * GIB
+
+
 def test_a_peak_is_measured_even_if_it_has_passed():
     with current_platform("cpu").measure_peak() as peak:
         block = torch.ones(1 << 20)
@@ -92,8 +103,44 @@ def test_types_by_name():
 
 
 def test_devices_that_are_not_there():
-    with pytest.raises(OptionError, match="must be cpu or cuda"):
+    with pytest.raises(OptionError, match="must be one of cpu, cuda, mps"):
         current_platform("tpu")
     if not torch.cuda.is_available():
         with pytest.raises(OptionError, match="device=cuda"):
             current_platform("cuda")
+
+
+def test_apples_gpus_are_refused_with_the_reason():
+    with pytest.raises(OptionError, match=r"device=mps: .*float64.* Use device=cpu"):
+        current_platform("mps")
+
+
+@pytest.fixture
+def amd(monkeypatch):
+    """amd(architecture): torch is a build for ROCm, and finds this GPU."""
+
+    def make(architecture):
+        properties = SimpleNamespace(gcnArchName=f"{architecture}:sramecc+:xnack-")
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        return current_platform("cuda")
+
+    return make
+
+
+def test_a_torch_for_rocm_has_amds_gpus_under_the_name_cuda(amd):
+    platform = amd("gfx942")
+    assert (platform.name, platform.device.type) == ("cuda", "cuda")
+    assert torch.bfloat16 in platform.supported_dtypes
+    assert platform.is_beyond_repair(RuntimeError("HIP error: an illegal memory access was encountered"))
+    assert not platform.is_beyond_repair(RuntimeError("a shape does not fit"))
+
+
+def test_amds_gpus_without_kernels_are_refused(amd, monkeypatch):
+    with pytest.raises(OptionError, match="a gfx1100, and Quire's kernels are built for gfx90a, gfx942, gfx950"):
+        amd("gfx1100")
+    monkeypatch.setenv("QUIRE_GPU_KERNELS", "reference")
+    assert amd("gfx1100").name == "cuda"

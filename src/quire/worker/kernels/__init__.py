@@ -22,6 +22,7 @@ from quire.worker.kernels.attention import (
     merge_attention,
     move_blocks,
     paged_attention,
+    prepare_heads,
     write_kv,
 )
 from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
@@ -103,6 +104,7 @@ __all__ = [
     "packed_rows",
     "paged_attention",
     "penalise",
+    "prepare_heads",
     "receive",
     "relay_links",
     "relay_sums",

@@ -26,6 +26,38 @@ def write_kv(
     operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T, rank, size)
 
 
+def prepare_heads(
+    positions_T: Tensor,
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    value_TKE: Tensor,
+    query_weight_D: Tensor | None,
+    key_weight_D: Tensor | None,
+    eps: float,
+    cos_sin_cache_PR: Tensor,
+    is_interleaved: bool,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots_T: Tensor,
+) -> None:
+    """`rms_norm` of the heads of query and key where there are weights, `rotary_embedding` of both, in place, and
+    `write_kv`: one kernel on a GPU, where a step of few tokens takes as long as it has kernels."""
+    operators.prepare_heads(
+        positions_T,
+        query_THD,
+        key_TKD,
+        value_TKE,
+        query_weight_D,
+        key_weight_D,
+        eps,
+        cos_sin_cache_PR,
+        is_interleaved,
+        k_cache,
+        v_cache,
+        slots_T,
+    )
+
+
 def paged_attention(
     query_THD: Tensor,
     k_cache: Tensor,
@@ -41,10 +73,11 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
     ends_T: Tensor | None = None,
+    slopes_H: Tensor | None = None,
 ) -> None:
     """Causal attention of each sequence's newest tokens over its blocks, any mix of lengths; fills `out_THE`.
 
-    `ends_T`: each token sees its sequence up to there, instead of up to itself.
+    `ends_T`: each token sees its sequence up to there, instead of up to itself. `slopes_H`: those of ALiBi.
     """
     operators.paged_attention(
         query_THD,
@@ -60,6 +93,7 @@ def paged_attention(
         sliding_window,
         is_chunked,
         soft_cap,
+        slopes_H,
     )
 
 
@@ -80,6 +114,7 @@ def attention_part(
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
     ends_T: Tensor | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """[T, H, value_dim + 1] in float32: the same over the keys of those positions that this one of `size` ranks keeps,
     and behind each row the logarithm of the sum of its weights. Sinks are given to one rank."""
@@ -99,6 +134,7 @@ def attention_part(
         value_dim,
         rank,
         size,
+        slopes_H,
     )
 
 

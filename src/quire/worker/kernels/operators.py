@@ -1,8 +1,8 @@
 """The torch operators of the namespace `quire`: schemas, shapes for tracing, and the home of last resort.
 
-Every operator is defined once, here. The C++ library registers itself for tensors on the CPU when it is loaded; what
-has no faster home runs `reference/`. The library is loaded (and built, if need be) by the first call on the CPU: that
-call lands in `_first_call` below, later ones go from the dispatcher straight into C++.
+Every operator is defined once, here. The C++ library registers itself for tensors on the CPU when it is loaded, the
+kernels in Triton are registered for those on a GPU; what has no faster home runs `reference/`. Either is loaded (and
+built, if need be) by the first call: that lands in `_first_call` below, later ones go straight from the dispatcher.
 
 `Library.define` and `impl` are used on purpose: a call costs 1 to 2 us, a call of `torch.library.custom_op` 8 us.
 """
@@ -22,12 +22,15 @@ _STATES = "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, T
 _SCHEMAS = {
     "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
     "int rank, int size) -> ()",
+    "prepare_heads": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor? query_weight, "
+    "Tensor? key_weight, float eps, Tensor cos_sin_cache, bool is_interleaved, Tensor(c!) k_cache, Tensor(d!) v_cache, "
+    "Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor(a!) out, Tensor? sinks, Tensor? ends, float scale, int sliding_window, "
-    "bool is_chunked, float soft_cap) -> ()",
+    "bool is_chunked, float soft_cap, Tensor? slopes=None) -> ()",
     "attention_part": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor? sinks, Tensor? ends, float scale, int sliding_window, bool is_chunked, "
-    "float soft_cap, int value_dim, int rank, int size) -> Tensor",
+    "float soft_cap, int value_dim, int rank, int size, Tensor? slopes=None) -> Tensor",
     "merge_attention": "(Tensor parts, Tensor(a!) out) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
@@ -143,10 +146,14 @@ _SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_all_on_cpu(arguments: tuple[Any, ...]) -> bool:
-    """Blocks that move between a device and the host are the one case in which tensors lie in different places."""
+def _dispatch_key(arguments: tuple[Any, ...]) -> str:
+    """That of the home which may serve these tensors. Blocks that move between a device and the host are the one case
+    in which they lie in different places."""
     flat = [item for argument in arguments for item in (argument if isinstance(argument, list) else [argument])]
-    return all(item.is_cpu for item in flat if isinstance(item, Tensor))
+    tensors = [item for item in flat if isinstance(item, Tensor)]
+    if all(tensor.is_cpu for tensor in tensors):
+        return "CPU"
+    return "CUDA" if any(tensor.is_cuda for tensor in tensors) else ""
 
 
 def _first_call(name: str) -> Callable[..., Any]:
@@ -154,15 +161,24 @@ def _first_call(name: str) -> Callable[..., Any]:
     specification = getattr(reference, name)
 
     def run(*arguments: Any) -> Any:
-        if _is_all_on_cpu(arguments):
-            # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
-            from quire.worker.kernels import cpu
-
-            if cpu.load() and torch._C._dispatch_has_kernel_for_dispatch_key(f"quire::{name}", "CPU"):
-                return globals()[name](*arguments)
+        key = _dispatch_key(arguments)
+        if _has_faster_home(key) and torch._C._dispatch_has_kernel_for_dispatch_key(f"quire::{name}", key):
+            return globals()[name](*arguments)
         return specification(*arguments)
 
     return run
+
+
+def _has_faster_home(key: str) -> bool:
+    # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
+    from quire.worker.kernels import cpu, triton
+
+    return bool(key) and ((key == "CPU" and cpu.load()) or triton.load(key))
+
+
+def register(name: str, function: Callable[..., Any], key: str) -> None:
+    """Give an operator a home for tensors with this dispatch key of torch."""
+    _library.impl(name, function, key)
 
 
 def _register() -> None:
@@ -176,6 +192,7 @@ _register()
 
 # Bound once: looking an operator up costs more than calling it.
 write_kv = torch.ops.quire.write_kv.default
+prepare_heads = torch.ops.quire.prepare_heads.default
 paged_attention = torch.ops.quire.paged_attention.default
 attention_part = torch.ops.quire.attention_part.default
 merge_attention = torch.ops.quire.merge_attention.default

@@ -24,6 +24,14 @@ _STRANGE_STATE = "a recurrent state stands at another token than its sequence: t
 
 
 @dataclass(frozen=True)
+class HostSpans:
+    """Of the sequences of a step, on the host: where their tokens begin, and how many of them are absorbed."""
+
+    query_starts_S1: list[int]
+    num_kept_S: list[int]
+
+
+@dataclass(frozen=True)
 class SequenceStates:
     """Of one layer. Suffix S: sequences of the step, n: blocks of states that each of them holds."""
 
@@ -37,6 +45,8 @@ class SequenceStates:
     query_starts_S1: Tensor
     # how many of them, from the first one on, the state has absorbed when the step is done
     num_kept_S: Tensor
+    # None: whoever needs them there fetches them, and waits for the device
+    on_host: HostSpans | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """As operators take them."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.config.process_memory import MemoryReport, process_memory
 from quire.config.processors import keep_near
 from quire.worker.live_tensors import LiveTensors
-from quire.worker.platforms.platform import MemoryReport, dtype_by_name
-from quire.worker.platforms.process_memory import process_memory
+from quire.worker.platforms.platform import dtype_by_name
 
 
 class CpuPlatform:
@@ -45,6 +45,9 @@ class CpuPlatform:
 
     def is_beyond_repair(self, error: BaseException) -> bool:
         return False
+
+    def graph_device(self) -> None:
+        return None
 
     def release_memory(self) -> None:
         """Nothing is kept in reserve."""

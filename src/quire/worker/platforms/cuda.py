@@ -1,4 +1,4 @@
-"""An NVIDIA GPU, through torch.cuda. Quire's own GPU kernels are not built yet, so the reference kernels serve."""
+"""An NVIDIA GPU, through torch.cuda."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
+from quire.config.process_memory import MemoryReport
 from quire.errors import OptionError
-from quire.worker.platforms.platform import MemoryReport, PeakMemory, dtype_by_name
+from quire.worker.compilation.cuda_graphs import CudaGraphs
+from quire.worker.platforms.platform import PeakMemory, dtype_by_name
 
 
 class CudaPlatform:
@@ -56,6 +58,9 @@ class CudaPlatform:
     def is_beyond_repair(self, error: BaseException) -> bool:
         """After a device-side assert or a fault of the device every later call of this process fails as well."""
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+    def graph_device(self) -> CudaGraphs:
+        return CudaGraphs(self.device)
 
     def release_memory(self) -> None:
         gc.collect()

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from quire.config.process_memory import MemoryReport
 from quire.errors import OptionError
 
+if TYPE_CHECKING:
+    from quire.worker.compilation.graphs import GraphDevice
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes that this process may use in all, and those still free to it; `limit` says what sets the bound."""
-
-    total_bytes: int
-    free_bytes: int
-    limit: str
 
 
 class PeakMemory:
@@ -58,6 +52,10 @@ class Platform(Protocol):
 
     def is_beyond_repair(self, error: BaseException) -> bool:
         """Whether nothing can be computed in this process any more after such an error."""
+        ...
+
+    def graph_device(self) -> GraphDevice | None:
+        """What captures steps as graphs, where the device has them."""
         ...
 
     def release_memory(self) -> None:

@@ -1,8 +1,11 @@
 """Build the C++ kernels: `python -m quire.worker.kernels.cpu.build`, or by the first call that needs them.
 
-One shared library holds the kernels for every instruction set in `ISAS`; which one runs is decided when it is loaded.
-It goes to the user's cache under a name made of everything that it depends on, so a new compiler or a changed source
-builds a new one beside the old. It needs torch's headers (stable ABI) and any g++ that knows C++17.
+One shared library holds the kernels for every instruction set of this architecture; which one runs is decided when it
+is loaded. It goes to the user's cache under a name made of everything that it depends on, so a new compiler or a
+changed source builds a new one beside the old. It needs torch's headers (stable ABI) and any g++ that knows C++17.
+
+`--for-wheel` puts it among the sources as well, for a wheel to bring along; it serves there while the sources are those
+that it was made of, and nobody needs a compiler.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,15 +31,8 @@ from quire.worker.kernels.cpu.compilers import BuildError, ending_with_us, run
 
 _logger = logging.getLogger("quire")
 SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
-# Never -march=native: the cache may be a network folder that machines with other processors share.
-ISAS = {
-    "avx2": ("-march=x86-64-v3",),
-    "avx512": ("-march=x86-64-v4",),
-    "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
-    "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-    # AMX itself is written in assembly (amx.h): a flag for it would be an error of compilers before GCC 11.
-    "amx": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-}
+# among the sources, what a wheel brings
+PREBUILT = "prebuilt"
 PER_ISA = (
     "adapter_rows.cpp",
     "attention_tile.cpp",
@@ -45,10 +42,7 @@ PER_ISA = (
     "recurrent.cpp",
     "sampling_kernels.cpp",
 )
-# Sets that differ from a lesser one in these files alone; isa.cpp puts the rest together.
-ONLY = {"avx512_vnni": ("matmul.cpp",), "amx": ("adapter_tiles.cpp", "matmul_amx.cpp")}
 COMMON = (
-    "amx_support.cpp",
     "arena.cpp",
     "attention.cpp",
     "attention_plan.cpp",
@@ -68,7 +62,49 @@ COMMON = (
     "sampling.cpp",
     "sequence_states.cpp",
 )
-EMULATED = ("adapter_tiles.cpp", "amx_support.cpp", "matmul_amx.cpp")  # what QUIRE_EMULATE_AMX is for
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Instruction sets with the flags that they are compiled with, the least first. Never -march=native: the cache may
+    be a network folder that machines with other processors share."""
+
+    isas: dict[str, tuple[str, ...]]
+    # Sets that differ from a lesser one in these files alone; isa_*.h puts the rest together.
+    only: dict[str, tuple[str, ...]]
+    common: tuple[str, ...] = COMMON
+
+
+_AVX512 = ("-march=x86-64-v4",)
+X86 = Architecture(
+    isas={
+        "avx2": ("-march=x86-64-v3",),
+        # Its one instruction is written in assembly, as is AMX: flags for them would be errors of compilers before
+        # GCC 11.
+        "avx2_vnni": ("-march=x86-64-v3", "-DQUIRE_AVX_VNNI"),
+        "avx512": _AVX512,
+        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+        "amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    },
+    only={
+        "avx2_vnni": ("matmul.cpp",),
+        "avx512_vnni": ("matmul.cpp",),
+        "amx": ("adapter_tiles.cpp", "matmul_amx.cpp"),
+    },
+    common=("amx_support.cpp", *COMMON),
+)
+ARM = Architecture(
+    isas={
+        "neon": ("-march=armv8-a",),
+        "neon_dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon_bf16": ("-march=armv8.2-a+dotprod+bf16+i8mm",),
+    },
+    only={"neon_dotprod": ("matmul.cpp",)},
+)
+_ARCHITECTURES = {"x86_64": X86, "AMD64": X86, "aarch64": ARM}
+# Those of this machine; without kernels for it, those of any, for what only reads their names.
+HERE = _ARCHITECTURES.get(platform.machine(), X86)
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -93,13 +129,16 @@ _KEPT_OBJECTS = 256
 
 def library_path() -> Path:
     """Where the library of these sources and this compiler is or would be. Raises BuildError if none can be built."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in _ARCHITECTURES:
         raise BuildError(f"no C++ kernels for {platform.machine()} processors")
     return cache_folder() / f"kernels-{_key(_compiler())}.so"
 
 
 def build() -> Path:
     """The library, built if it is not there yet. Processes that ask at the same time wait for one of them."""
+    prebuilt = _prebuilt_path()
+    if prebuilt.exists():
+        return prebuilt
     target = library_path()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -116,7 +155,7 @@ def build() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             with _scratch_of(target) as folder, ending_with_us():
-                finished = _compile(_compiler(), folder)
+                finished = _compile(_compiler(), folder, HERE, _libraries_of_torch())
                 finished.replace(target)  # whoever looks sees the whole library or none
             _forget(target.parent)
     seconds = time.monotonic() - began
@@ -170,39 +209,69 @@ def _sanitizer() -> tuple[str, ...]:
     return (f"-fsanitize={name}", "-fno-omit-frame-pointer", "-g1", "-O1") if name else ()
 
 
-def _emulation() -> tuple[str, ...]:
-    """QUIRE_EMULATE_AMX=1: a library with the matrix unit in plain C++, which is the first choice of a processor with
-    avx512_bf16. Hundreds of times slower; for tests (tests/worker/kernels/test_emulated_amx.py)."""
-    return ("-DQUIRE_EMULATE_AMX",) if os.environ.get("QUIRE_EMULATE_AMX") == "1" else ()
+# Switches of libraries for tests (tests/worker/kernels/test_emulated.py), and whose sources see them.
+# QUIRE_EMULATE_AMX=1 has the matrix unit in plain C++, which is the first choice of a processor with avx512_bf16 and
+# hundreds of times slower. QUIRE_EMULATE_AVX_VNNI=1 has that instruction as AVX-512 writes it, as fast as the other.
+_EMULATED = {
+    "QUIRE_EMULATE_AMX": ("adapter_tiles.cpp", "amx_support.cpp", "matmul_amx.cpp"),
+    "QUIRE_EMULATE_AVX_VNNI": ("isa.cpp", "matmul.cpp"),
+}
+
+
+def _emulation(source: str | None = None) -> tuple[str, ...]:
+    """What a source is compiled with for the sake of them; or any source."""
+    return tuple(
+        f"-D{name}"
+        for name, sources in _EMULATED.items()
+        if os.environ.get(name) == "1" and (source is None or source in sources)
+    )
+
+
+def _prebuilt_path() -> Path:
+    return SOURCES / PREBUILT / f"kernels-{_key_of('any compiler')}.so"
 
 
 def _key(compiler: str) -> str:
+    return _key_of(run([compiler, "--version"]))
+
+
+def _key_of(compiler_version: str) -> str:
     digest = hashlib.sha256()
-    digest.update(run([compiler, "--version"]).encode())
-    digest.update(repr((ISAS, ONLY, FLAGS, _sanitizer(), _emulation())).encode())
+    digest.update(compiler_version.encode())
+    digest.update(repr((HERE, FLAGS, _sanitizer(), _emulation())).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cpp", ".h"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, folder: Path) -> Path:
-    torch_folder = _torch_folder()
-    include = ("-isystem", str(torch_folder / "include"))
+def compile_for(machine: str, compiler: str, folder: Path) -> Path:
+    """A library for another architecture, by a compiler for that. Torch is not here for it, so nothing of torch is
+    linked: its names are looked for when the library is loaded."""
+    return _compile(compiler, folder, _ARCHITECTURES[machine], ())
+
+
+def _libraries_of_torch() -> tuple[str, ...]:
+    return (f"-L{torch_folder() / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10")
+
+
+def _compile(compiler: str, folder: Path, architecture: Architecture, libraries: Sequence[str]) -> Path:
+    include = ("-isystem", str(torch_folder() / "include"))
     # The longest first: with two cores that is what decides the time.
+    per_isa = dict.fromkeys((*PER_ISA, *(source for sources in architecture.only.values() for source in sources)))
     commands = [
         (source, [*flags, f"-DQUIRE_ISA={isa}"], f"{Path(source).stem}.{isa}.o")
-        for source in (*PER_ISA, *ONLY["amx"])
-        for isa, flags in reversed(ISAS.items())
-        if source in ONLY.get(isa, PER_ISA)
+        for source in per_isa
+        for isa, flags in reversed(architecture.isas.items())
+        if source in architecture.only.get(isa, PER_ISA)
     ]
-    commands += [(source, list(include), f"{Path(source).stem}.o") for source in reversed(COMMON)]
+    commands += [(source, list(include), f"{Path(source).stem}.o") for source in reversed(architecture.common)]
 
     version = run([compiler, "--version"])
 
     def compile_one(command: tuple[str, list[str], str]) -> str:
         source, flags, name = command
-        flags = [*flags, *_emulation()] if source in EMULATED else flags
+        flags = [*flags, *_emulation(source)]
         kept = _kept_object(version, SOURCES / source, flags)
         if kept.exists():
             _note_use(kept)
@@ -217,7 +286,6 @@ def _compile(compiler: str, folder: Path) -> Path:
     with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)))) as pool:
         objects = list(pool.map(compile_one, commands))
     target = folder / "kernels.so"
-    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
     run([compiler, "-shared", "-pthread", *_sanitizer(), *objects, *libraries, "-o", str(target)], folder)
     return target
 
@@ -241,7 +309,7 @@ def _with_headers(source: Path) -> list[Path]:
     return found
 
 
-def _torch_folder() -> Path:
+def torch_folder() -> Path:
     # Found without importing it: the command builds before anything runs.
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
@@ -249,10 +317,20 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def main() -> int:
+def _build_for_wheel() -> Path:
+    """Beside no other: a wheel has one library, that of its own sources."""
+    prebuilt = _prebuilt_path()
+    shutil.rmtree(prebuilt.parent, ignore_errors=True)
+    library = build()
+    prebuilt.parent.mkdir()
+    shutil.copyfile(library, prebuilt)
+    return prebuilt
+
+
+def main(arguments: Sequence[str]) -> int:
     start = time.monotonic()
     try:
-        target = build()
+        target = _build_for_wheel() if "--for-wheel" in arguments else build()
     except (BuildError, OSError) as error:
         print(f"The C++ kernels were not built: {error}", file=sys.stderr)
         return 1
@@ -261,4 +339,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

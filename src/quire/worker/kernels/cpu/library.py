@@ -27,7 +27,7 @@ def load() -> bool:
     """True if the C++ kernels run from now on; decided by the first call, which may build them (some seconds).
 
     QUIRE_CPU_KERNELS: `auto` (default) falls back to the reference and says why in the log, `jit` raises instead,
-    `reference` never loads anything.
+    `reference` and `triton`, which is Triton's interpreter (`kernels/triton`), never load anything.
     """
     global _is_decided
     if not _is_decided:
@@ -40,10 +40,10 @@ def load() -> bool:
 
 def _decide(choice: str) -> None:
     global _library, _path, _reason
-    if choice not in ("auto", "jit", "reference"):
-        raise OptionError(f"QUIRE_CPU_KERNELS={choice}: must be auto, jit or reference.")
-    if choice == "reference":
-        _reason = "QUIRE_CPU_KERNELS=reference"
+    if choice not in ("auto", "jit", "reference", "triton"):
+        raise OptionError(f"QUIRE_CPU_KERNELS={choice}: must be auto, jit, reference or triton.")
+    if choice in ("reference", "triton"):
+        _reason = f"QUIRE_CPU_KERNELS={choice}"
         return
     # Here, not at the top: `python -m ...build` imports this package first and must not find itself loaded.
     from quire.worker.kernels.cpu import build
@@ -69,7 +69,7 @@ def _decide(choice: str) -> None:
         library.quire_isa_fault.restype = ctypes.c_char_p
         raise OptionError(
             f"QUIRE_CPU_ISA={asked}: {library.quire_isa_fault(asked.encode()).decode()}. The best of "
-            f"{', '.join(build.ISAS)} that can be used here is {found}. Leave it out, or name a lesser one."
+            f"{', '.join(build.HERE.isas)} that can be used here is {found}. Leave it out, or name a lesser one."
         )
     for name, result, arguments in (
         ("quire_record_begin", None, [ctypes.c_int64]),

@@ -31,6 +31,7 @@ from quire.worker.kernels.reference.packed_linear import packed_linear
 from quire.worker.kernels.reference.packed_rows import packed_rows
 from quire.worker.kernels.reference.paged_attention import attention_part, merge_attention, paged_attention
 from quire.worker.kernels.reference.penalise import penalise
+from quire.worker.kernels.reference.prepare_heads import prepare_heads
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.route_tokens import route_tokens
@@ -76,6 +77,7 @@ __all__ = [
     "packed_rows",
     "paged_attention",
     "penalise",
+    "prepare_heads",
     "receive",
     "rms_norm",
     "rotary_embedding",

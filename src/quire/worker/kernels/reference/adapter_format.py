@@ -31,7 +31,7 @@ class AdapterFormat:
         return 2 if self.dtype == torch.bfloat16 else 1
 
     @property
-    def _padded_inputs(self) -> int:
+    def padded_inputs(self) -> int:
         return _round_up(self.num_inputs, _STEP * self._word)
 
     def padded_rank(self, rank: int) -> int:
@@ -48,13 +48,13 @@ class AdapterFormat:
 
     def sizes(self, rank: int) -> tuple[int, int]:
         """Elements of a and of b."""
-        return self._num_low(rank) * self._padded_inputs, self._num_outputs * self.padded_rank(rank)
+        return self._num_low(rank) * self.padded_inputs, self._num_outputs * self.padded_rank(rank)
 
     def pack(self, a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
         """a: [rank, inputs] of each part; b: [outputs, rank] of each part."""
         rank = len(a[0])
         low = self.padded_rank(rank)
-        columns_of_a = a[0].new_zeros((self._num_low(rank), self._padded_inputs))
+        columns_of_a = a[0].new_zeros((self._num_low(rank), self.padded_inputs))
         columns_of_b = b[0].new_zeros((self._num_outputs, low))
         first = 0
         for number, (of_a, of_b) in enumerate(zip(a, b, strict=True)):
@@ -67,7 +67,7 @@ class AdapterFormat:
         """What was packed, from the memory of a slot."""
         low = self.padded_rank(rank)
         size_of_a, size_of_b = self.sizes(rank)
-        columns_of_a = self._columns(a[:size_of_a], self._padded_inputs)
+        columns_of_a = self._columns(a[:size_of_a], self.padded_inputs)
         columns_of_b = self._columns(b[:size_of_b], low)
         of_a: list[Tensor] = []
         of_b: list[Tensor] = []

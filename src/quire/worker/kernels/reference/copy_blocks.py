@@ -13,12 +13,12 @@ def copy_blocks(caches: Sequence[Tensor], pairs_N2: Tensor) -> None:
     The order counts: a destination may be the source of a later pair. Pairs belong into host memory, where the
     scheduler made them; otherwise this call waits for the device.
     """
-    for sources, destinations in _independent_runs(pairs_N2.tolist()):
+    for sources, destinations in independent_runs(pairs_N2.tolist()):
         for cache in caches:
             cache[destinations] = cache[sources]
 
 
-def _independent_runs(pairs: list[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
+def independent_runs(pairs: list[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
     """Cut the pairs into runs in which no pair needs or overwrites what an earlier one wrote; usually there is one."""
     sources: list[int] = []
     destinations: list[int] = []

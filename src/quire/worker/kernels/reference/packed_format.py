@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 _HEADER = struct.Struct("<8siiiIqqiii12x")
+HEADER_BYTES = _HEADER.size
 _MAGIC = b"QUIREPW\0"
 _VERSION = 1
-_ROWS_LAYOUT = 0
+ROWS_LAYOUT = 0
 # a dtype, the bits of a whole number, or the 4-bit floats E2M1, of which twice the value is kept as a whole number
 FP4 = "fp4"
 FORMATS = (torch.float32, torch.bfloat16, torch.float16, 8, 4, FP4)
 FP4_VALUES = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12)
-_HAS_OFFSETS, _IS_WEIGHT_ONLY = 1, 2
+_HAS_OFFSETS, _IS_WEIGHT_ONLY, _HAS_HALF_SCALES = 1, 2, 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class PackedHeader:
     zero_point: int = 0  # value = scale * (code - zero_point) + offset
     has_offsets: bool = False
     is_weight_only: bool = False
-    layout: int = _ROWS_LAYOUT
+    layout: int = ROWS_LAYOUT
+    has_half_scales: bool = False  # float16 instead of float32
 
     @property
     def is_quantized(self) -> bool:
@@ -50,7 +52,7 @@ class PackedHeader:
 
 def read_header(packed: Tensor) -> PackedHeader:
     """The header of a packed weight of any home."""
-    fields = _HEADER.unpack(bytes(packed[: _HEADER.size].tolist()))
+    fields = _HEADER.unpack(bytes(packed[:HEADER_BYTES].tolist()))
     # the last one is for layouts of C++ alone
     magic, version, layout, kind, flags, num_rows, num_columns, group, zero_point, _ = fields
     if magic != _MAGIC or version != _VERSION:
@@ -64,16 +66,18 @@ def read_header(packed: Tensor) -> PackedHeader:
         bool(flags & _HAS_OFFSETS),
         bool(flags & _IS_WEIGHT_ONLY),
         layout,
+        bool(flags & _HAS_HALF_SCALES),
     )
 
 
 def assemble(header: PackedHeader, *pieces: Tensor) -> Tensor:
-    """A packed weight in the reference's layout."""
+    """A packed weight of these pieces, one behind the other."""
     flags = _HAS_OFFSETS * header.has_offsets + _IS_WEIGHT_ONLY * header.is_weight_only
+    flags += _HAS_HALF_SCALES * header.has_half_scales
     head = _HEADER.pack(
         _MAGIC,
         _VERSION,
-        _ROWS_LAYOUT,
+        header.layout,
         FORMATS.index(header.format),
         flags,
         header.num_rows,
@@ -91,11 +95,11 @@ def assemble(header: PackedHeader, *pieces: Tensor) -> Tensor:
 def dequantized_rows(packed: Tensor, ids_T: Tensor | None = None) -> Tensor:
     """Rows of the weight in float32: all of them, or those that are asked for."""
     header = read_header(packed)
-    if header.layout != _ROWS_LAYOUT:
-        raise ValueError("the weight was packed for the kernels in C++, which are not loaded in this process")
+    if header.layout != ROWS_LAYOUT:
+        raise ValueError("the weight was packed for kernels that are not loaded in this process")
     shape = (header.num_rows, header.num_columns)
     dtype = header.format if isinstance(header.format, torch.dtype) else torch.uint8
-    values_NK, rest = _take(packed[_HEADER.size :], shape, dtype)
+    values_NK, rest = _take(packed[HEADER_BYTES:], shape, dtype)
     values_TK = _select(values_NK, ids_T)
     if not header.is_quantized:
         return values_TK.float()

@@ -5,6 +5,9 @@
     key position p lies in          cache[block_tables[s, p // block_size], :, p % block_size]
     a query at position q sees      q - sliding_window < p <= q     (all p <= q if sliding_window is 0),
     or, where it is chunked,        those p <= q that are in q's chunk of sliding_window positions
+    with slopes (ALiBi)             slope[h] * p is added to the score of p: that every score of a row has the same
+                                    slope[h] * q too much makes no difference to a softmax, but that scores are
+                                    rounded as numbers of that size
     with ends                       p < ends[row] takes the place of p <= q; q < ends[row] <= seq_lens[s], and the ends
                                     of a sequence do not fall
 
@@ -40,6 +43,7 @@ class _Inputs(NamedTuple):
 
 class _Softmax(NamedTuple):
     sinks_H: Tensor | None
+    slopes_H: Tensor | None
     scale: float
     soft_cap: float
 
@@ -83,11 +87,14 @@ def paged_attention(
     sliding_window: int,
     is_chunked: bool,
     soft_cap: float,
+    slopes_H: Tensor | None = None,
 ) -> None:
     """Fill `out_THE`. Heads h * g ... h * g + g - 1 of the query share head h of the cache, g = H // K."""
     inputs = _Inputs(query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1)
     keys = _Keys(ends_T, sliding_window, is_chunked)
-    _attend_all(inputs, out_THE, out_THE.new_empty(out_THE.shape[:2]), _Softmax(sinks_H, scale, soft_cap), keys)
+    _attend_all(
+        inputs, out_THE, out_THE.new_empty(out_THE.shape[:2]), _Softmax(sinks_H, slopes_H, scale, soft_cap), keys
+    )
 
 
 def attention_part(
@@ -106,13 +113,14 @@ def attention_part(
     value_dim: int,
     rank: int,
     size: int,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """[T, H, value_dim + 1] in float32: the same over the keys of one rank, and the logarithm of each row's sum of
     exponentials, -inf where it sees no key."""
     part_THE = query_THD.new_zeros((*query_THD.shape[:2], value_dim + 1), dtype=torch.float32)
     inputs = _Inputs(query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1)
     keys = _Keys(ends_T, sliding_window, is_chunked, rank, size)
-    _attend_all(inputs, part_THE[..., :-1], part_THE[..., -1], _Softmax(sinks_H, scale, soft_cap), keys)
+    _attend_all(inputs, part_THE[..., :-1], part_THE[..., -1], _Softmax(sinks_H, slopes_H, scale, soft_cap), keys)
     return part_THE
 
 
@@ -149,7 +157,7 @@ def _attend_all(inputs: _Inputs, out_THE: Tensor, logs_TH: Tensor, softmax: _Sof
         column_P = keys.positions(first_block, blocks_M.shape[0], block_size, query_THD.device)
         end_Q = row_Q + 1 if keys.ends_T is None else keys.ends_T[rows]
         visible_1QP = keys.visible(row_Q[None], end_Q[None], column_P)
-        result_1QHE, log_1QH = _attend(query_THD[None, rows], inputs, blocks_M[None], visible_1QP, softmax)
+        result_1QHE, log_1QH = _attend(query_THD[None, rows], inputs, blocks_M[None], visible_1QP, column_P, softmax)
         out_THE[rows] = result_1QHE[0, ..., : out_THE.shape[2]].to(out_THE.dtype)
         logs_TH[rows] = log_1QH[0].to(logs_TH.dtype)
 
@@ -170,7 +178,7 @@ def _attend_row_by_row(inputs: _Inputs, out_THE: Tensor, logs_TH: Tensor, softma
     visible_T1P = keys.visible(position_T[:, None], end_T[:, None], column_P)
     is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
     blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
-    result_T1HE, log_T1H = _attend(query_THD[:, None], inputs, blocks_TM, visible_T1P, softmax)
+    result_T1HE, log_T1H = _attend(query_THD[:, None], inputs, blocks_TM, visible_T1P, column_P, softmax)
     out_THE.copy_(result_T1HE[:, 0, :, : out_THE.shape[2]])
     logs_TH.copy_(log_T1H[:, 0])
 
@@ -183,11 +191,16 @@ def first_visible(position: int, sliding_window: int, is_chunked: bool) -> int:
 
 
 def _attend(
-    query_SQHD: Tensor, inputs: _Inputs, blocks_SM: Tensor, visible_SQP: Tensor, softmax: _Softmax
+    query_SQHD: Tensor,
+    inputs: _Inputs,
+    blocks_SM: Tensor,
+    visible_SQP: Tensor,
+    column_P: Tensor,
+    softmax: _Softmax,
 ) -> tuple[Tensor, Tensor]:
     """Dense attention of S equally long pieces, each over its own blocks: float32 [S, Q, H, E], and the logarithms of
     the sums of exponentials, [S, Q, H]."""
-    sinks_H, scale, soft_cap = softmax
+    sinks_H, slopes_H, scale, soft_cap = softmax
     k_cache, v_cache = inputs.k_cache, inputs.v_cache
     num_heads, num_kv_heads = query_SQHD.shape[2], k_cache.shape[1]
     key_SKPD = decoded(k_cache, blocks_SM).transpose(1, 2).flatten(2, 3)
@@ -198,6 +211,8 @@ def _attend(
     score_SKGQP = torch.einsum("sqkgd,skpd->skgqp", query_SQKGD, key_SKPD) * scale
     if soft_cap > 0:
         score_SKGQP = soft_cap * torch.tanh(score_SKGQP / soft_cap)
+    if slopes_H is not None:
+        score_SKGQP = score_SKGQP + slopes_H.float().view(num_kv_heads, -1, 1, 1) * column_P
     score_SKGQP = score_SKGQP.masked_fill(~visible_SQP[:, None, None], float("-inf"))
     # A row that sees nothing (padding) becomes zero: its maximum is -inf, and -inf - -inf would be NaN.
     maximum_SKGQ1 = score_SKGQP.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)

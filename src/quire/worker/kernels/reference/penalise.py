@@ -9,7 +9,10 @@ In this order. Only repetition looks at the prompt, and only the tokens that a r
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +31,29 @@ def penalise(
 ) -> None:
     """In place. Row i of the logits is that of the first lengths[i] tokens of row rows[i]. Ids beyond the vocabulary
     are left out."""
-    vocab_size, tokens = logits_nV.shape[1], tokens_RL.numpy()
+    columns = said_tokens(
+        logits_nV.shape[1], tokens_RL, rows_n, num_prompt_n, lengths_n, repetition_n, frequency_n, presence_n
+    )
+    place, token, count, repetition, frequency, presence = to_device(columns, logits_nV.device)
+    logits = logits_nV[place, token]
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits -= frequency * count
+    logits -= presence * (count > 0)
+    logits_nV[place, token] = logits
+
+
+def said_tokens(
+    vocab_size: int,
+    tokens_RL: Tensor,
+    rows_n: Tensor,
+    num_prompt_n: Tensor,
+    lengths_n: Tensor,
+    repetition_n: Tensor,
+    frequency_n: Tensor,
+    presence_n: Tensor,
+) -> list[npt.NDArray[Any]]:
+    """Row of the logits, token, how often it is output, and the three strengths, for each token that is touched."""
+    tokens = tokens_RL.numpy()
     said, times = [], []
     for row, num_prompt, length, repetition in zip(
         rows_n.tolist(), num_prompt_n.tolist(), lengths_n.tolist(), repetition_n.tolist(), strict=True
@@ -41,11 +66,4 @@ def penalise(
     sizes = [len(ids) for ids in said]
     strengths = [np.repeat(column.numpy(), sizes) for column in (repetition_n, frequency_n, presence_n)]
     places = np.repeat(np.arange(len(sizes)), sizes)
-    place, token, count, repetition, frequency, presence = to_device(
-        [places, np.concatenate(said), np.concatenate(times), *strengths], logits_nV.device
-    )
-    logits = logits_nV[place, token]
-    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits -= frequency * count
-    logits -= presence * (count > 0)
-    logits_nV[place, token] = logits
+    return [places, np.concatenate(said), np.concatenate(times), *strengths]
