@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support import quantized_checkpoints as writers
 
+from quire.config.quantization import declared_quantization
 from quire.errors import ModelError
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -40,6 +42,9 @@ FORMATS = {
     "fp8 in blocks": (writers.write_fp8, {"block": (16, 32)}),
     "fp8 in uneven blocks": (writers.write_fp8, {"block": (24, 40)}),
     "fp8 plain": (writers.write_fp8, {"block": None}),
+    "nvfp4": (writers.write_float4, {"kind": "compressed", "group": 16}),
+    "mxfp4, compressed": (writers.write_float4, {"kind": "compressed", "group": 32}),
+    "nvfp4 of modelopt": (writers.write_float4, {"kind": "modelopt", "group": 16}),
 }
 WRONG = "down_proj"
 
@@ -229,12 +234,18 @@ def declare(path, **changes):
         ("packed 4", {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 3}}}}, "num_bits=3"),
         ("packed 4", {"config_groups": {"group_0": {"targets": ["re:("]}}}, r"target re:\( is no regular expression"),
         (
+            "packed 4",
+            {"config_groups": {"group_0": {"targets": ["re:(.|.)*[A-Z]"]}}},
+            "takes longer than 1.0 s with the name",
+        ),
+        (
             "fp8 by output",
             {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"block_structure": "128x128"}}}},
             "block_structure='128x128'",
         ),
         ("fp8 in blocks", {"fmt": "e3m4"}, "fmt='e3m4'"),
         ("fp8 in blocks", {"weight_block_size": 128}, "weight_block_size=128"),
+        ("nvfp4 of modelopt", {"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ' .* only NVFP4, FP8"),
     ],
 )
 def test_an_unknown_setting_is_named_with_what_is_read(name, changes, message, source, tmp_path):
@@ -243,6 +254,51 @@ def test_an_unknown_setting_is_named_with_what_is_read(name, changes, message, s
     declare(tmp_path, **changes)
     with pytest.raises(ModelError, match=f"quantization_config: .*{message}|{message}"):
         load_model(worker_config(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["compressed", "modelopt"])
+@pytest.mark.parametrize("scale", [[1.0] * 5, [], [math.nan], [math.inf]], ids=["five", "none", "NaN", "infinity"])
+def test_the_scale_of_a_whole_tensor_is_one_number(kind, scale, source, tmp_path):
+    writers.write_float4(tmp_path, source, kind=kind, group=16)
+    leaf = "weight_global_scale" if kind == "compressed" else "weight_scale_2"
+    name = f"model.layers.0.self_attn.q_proj.{leaf}"
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, name: torch.tensor(scale)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"{leaf}: .*(one number|infinite or NaN)"):
+        load_model(worker_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config_groups": [1]},
+        {"config_groups": {"a": 5}},
+        {"config_groups": {"a": {"targets": 5}}},
+        {"config_groups": {"a": {"weights": "x"}}},
+        {"sparsity_config": "x"},
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_named(changes):
+    with pytest.raises(ModelError, match=r"quantization_config\.(config_groups|sparsity_config).* must be"):
+        declared_quantization({"quantization_config": {"quant_method": "compressed-tensors", **changes}})
+
+
+def test_4_bit_floats_in_groups_of_16_stay_codes_in_bfloat16(source, tmp_path):
+    weights = writers.write_float4(tmp_path, source, kind="modelopt", group=16)
+    model = load_model(worker_config(tmp_path, dtype="bfloat16"))
+    packed = model.model.layers[0].mlp.down_proj.packed
+    assert packed.nbytes < 1.3 * 64 * 128
+    assert error(ModelHarness(model).run(0, PROMPT), reference_logits(source, weights)) < 0.05
+
+
+def test_modelopt_may_say_it_in_a_file_of_its_own(source, tmp_path):
+    weights = writers.write_float4(tmp_path, source, kind="modelopt", group=16)
+    config = json.loads((tmp_path / "config.json").read_text())
+    declared = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": declared}))
+    torch.testing.assert_close(logits(tmp_path), reference_logits(source, weights), atol=1e-3, rtol=1e-3)
 
 
 def test_models_through_transformers_are_not_read_quantised(tmp_path):

@@ -105,3 +105,11 @@ def test_a_packed_weight_may_come_from_a_file_and_gives_a_token_its_bits(scheme)
     # those that it has alone
     assert torch.equal(layer.to_latent(query_THK[2:3]), layer.to_latent(query_THK)[2:3])
     assert torch.equal(layer.to_values(latent_THL[2:3]), layer.to_values(latent_THL)[2:3])
+
+
+def test_results_lie_in_one_piece_where_nothing_is_packed():
+    """The model goes on with views of them."""
+    layer = projection()
+    query, latent = inputs()
+    assert layer.to_latent(query).is_contiguous()
+    assert layer.to_values(latent).is_contiguous()

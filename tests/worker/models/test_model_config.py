@@ -22,9 +22,13 @@ MISSING = "is missing"
 # One thing in several spellings: compared by the angles that come out.
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
 # What complete_config makes of several keys; test_gemma4.py compares it.
-MADE = {"shape", "rope_by_kind"}
+MADE = {"shape", "rope_by_kind", "attn_config"}
 # Transformers knows kimi_k2 by the name of what it is.
-NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type != "kimi_k2"]
+# Encoders have a list of their own, with the names that config.json has; what ModernBERT makes of several keys is
+# compared in tests/differential/test_encoders.py.
+ENCODERS = ["bert", "roberta", "xlm-roberta"]
+OTHERS = {"kimi_k2", "bert", "roberta", "xlm_roberta", "modernbert"}
+NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type not in OTHERS]
 # keys without a default that a model could be built with
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 6},
@@ -36,6 +40,9 @@ NEEDED = {
     # the default tower has 14 patches a side, for 16 tokens
     "gemma3": {"vision_config": {"image_size": 256}},
     "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "falcon_h1": {"mamba_rms_norm": True},
     # all layers are recurrent by default, without positions: then nothing reads what attention needs
     "granitemoehybrid": {
         "num_hidden_layers": 2,
@@ -121,7 +128,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     model_class = find_native(model_type, [])
     declared = {*model_class.config_defaults, *getattr(model_class, "config_names", {})}
     only_for_completion = {"use_sliding_window", "max_window_layers", "num_local_experts"}
-    only_for_completion |= {"no_rope_layer_interval", "interleave_moe_layer_step"}
+    only_for_completion |= {"no_rope_layer_interval", "interleave_moe_layer_step", "sliding_window_pattern"}
     only_for_completion |= {"full_attention_interval", "full_attn_idxs", "mamba_expand"}
     if "shape" in read:
         only_for_completion |= {"num_key_value_heads", "head_dim", "global_head_dim", "num_global_key_value_heads"}
@@ -129,12 +136,24 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
         only_for_completion |= {"rope_parameters", "use_bidirectional_attention"}
         # experts must be asked for
         only_for_completion |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
+    only_for_completion |= {"attn_layer_indices", "mamba_d_ssm", "hybrid_override_pattern", "mamba_hidden_act"}
+    only_for_completion |= {"hidden_act"} if model_type in ("mamba", "falcon_mamba") else set()
+    only_for_completion |= {"num_kv_heads", "num_ln_in_parallel_attn"}
     only_for_completion |= {"block_ff_dim", "tie_embedding"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
     assert unread <= rarely_read, "no model file reads these"
-    assert read - ROPE - MADE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
+    assert read - ROPE - MADE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"} | (
+        # follows from d_model
+        {"hidden_size"} if model_type == "whisper" else set()
+    ), "not declared"
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_what_config_json_of_an_encoder_leaves_out(model_type, tmp_path):
+    read = assert_same(write(tmp_path, model_type=model_type))
+    assert set(find_native(model_type, []).config_defaults) == read - {"position_embedding_type", "is_decoder"}
 
 
 def test_lfm2_as_it_was_published_names_two_keys_otherwise(tmp_path):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.config import ModelFacts
 from quire.config.quantization import declared_quantization
+from quire.errors import ModelError
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.layers.quantization import QuantizedWeight
 from quire.worker.layers.stored_weight import StoredWeight
@@ -32,15 +33,24 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(facts: ModelFacts, dtype: torch.dtype) -> Checkpoint:
+def open_checkpoint(facts: ModelFacts, dtype: torch.dtype, load_format: str = "auto") -> Checkpoint:
     """The checkpoint of a model. What must be computed to be read (FP8, for one) comes in `dtype`."""
     # Imported where they are needed: most checkpoints are plain, and start-up is counted in milliseconds.
     if facts.path.is_file():
         from quire.worker.checkpoints.gguf import GGUFCheckpoint
 
         return GGUFCheckpoint(facts, dtype)
-    files = CheckpointFiles(facts.path)
     declared = declared_quantization(facts.hf_config)
+    if load_format == "pt":
+        from quire.worker.checkpoints.pickled_files import PickledFiles
+
+        if declared is not None:
+            raise ModelError(
+                f"load_format=pt: the checkpoint comes quantised as {declared.get('quant_method')}, which is read from "
+                "safetensors alone. Take it as safetensors."
+            )
+        return PickledFiles(facts.path)
+    files = CheckpointFiles(facts.path)
     if declared is None:
         return files
     from quire.worker.checkpoints.quantized_files import QuantizedFiles, format_of

@@ -1,9 +1,11 @@
-"""compressed-tensors: integers of 8 bits, 4- or 8-bit codes packed into words, or FP8.
+"""compressed-tensors: integers of 8 bits, 4- or 8-bit codes packed into words, FP8, or floats of 4 bits.
 
     int-quantized      weight int8 [N, K]                     weight_scale [N, G]   weight_zero_point int8 [N, G]
     pack-quantized     weight_packed int32 [N, K / (32 / bits)]  weight_scale [N, G]   weight_zero_point packed along N
                        weight_shape [2]                       weight_g_idx [K], the group of each input
     float-quantized    weight float8 [N, K]                   weight_scale [1], [N, 1] or blocks
+    nvfp4-pack-quantized  weight_packed uint8 [N, K / 2]      weight_scale float8 [N, K / 16], over weight_global_scale
+    mxfp4-pack-quantized  weight_packed uint8 [N, K / 2]      weight_scale uint8 [N, K / 32], exponents
 
 What is stored tells which of them a layer has; config.json says how many bits, and whether inputs are rounded too.
 """
@@ -11,10 +13,10 @@ What is stored tells which of them a layer has; config.json says how many bits, 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
+import regex
 import torch
 from torch import Tensor
 
@@ -30,11 +32,17 @@ from quire.worker.checkpoints.codes import (
     unpack_columns,
     unpack_rows,
 )
+from quire.worker.checkpoints.float4 import scale_of_tensor, stored_float4
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.quantization import QuantizedWeight
 from quire.worker.layers.stored_weight import StoredWeight
 
-_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "mixed-precision", "dense")
+_FORMATS = (
+    "int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "mixed-precision", "dense",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+)  # fmt: skip
+# a pattern comes from a file, and one that tries all ways to match a name could take years
+_MOST_SECONDS_TO_MATCH = 1.0
 _BITS = (4, 8)
 _NO_GROUP: dict[str, Any] = {"weights": {"num_bits": 8}}
 
@@ -47,8 +55,15 @@ class CompressedTensorsFormat:
         "weight_zero_point",
         "weight_shape",
         "weight_g_idx",
+        "weight_global_scale",
     )
-    ignored: tuple[str, ...] = ("input_zero_point", "output_scale", "output_zero_point", *fp8.ACTIVATION_LEAVES)
+    ignored: tuple[str, ...] = (
+        "input_global_scale",
+        "input_zero_point",
+        "output_scale",
+        "output_zero_point",
+        *fp8.ACTIVATION_LEAVES,
+    )
 
     def __init__(self, declared: dict[str, Any], dtype: torch.dtype) -> None:
         stored = declared.get("format") or "mixed-precision"
@@ -78,6 +93,10 @@ class CompressedTensorsFormat:
         group = self._group_of(module.name)
         weights = group.get("weights") or {}
         bits, rounds_inputs = weights.get("num_bits", 8), bool(group.get("input_activations"))
+        if "weight_packed" in module.leaves and module.get("weight_packed").dtype == torch.uint8:
+            over = scale_of_tensor(module, "weight_global_scale")
+            of_tensor = None if over is None else over.reciprocal()
+            return stored_float4(module, "weight_packed", of_tensor, self._dtype)
         if "weight_packed" in module.leaves:
             return self._packed(module, bits, weight_only=not rounds_inputs)
         weight = module.get("weight")
@@ -126,8 +145,7 @@ class CompressedTensorsFormat:
 
     def _packed(self, module: StoredModule, bits: int, *, weight_only: bool) -> StoredWeight:
         packed, shape = module.get("weight_packed"), module.get("weight_shape")
-        if packed.dtype != torch.int32:
-            raise unsupported("format", "weights of 4-bit floats", _FORMATS)
+        module.check(packed.dtype == torch.int32, "weight_packed", packed, "int32")
         if bits not in _BITS:
             raise unsupported("num_bits", bits, _BITS)
         module.check(shape.shape == (2,) and int(shape.min()) > 0, "weight_shape", shape, "two sizes")
@@ -175,12 +193,15 @@ class CompressedTensorsFormat:
 
 def _matches(pattern: str, name: str) -> bool:
     try:
-        return re.match(pattern, name) is not None
-    except re.error as error:
-        raise ModelError(
-            f"config.json: quantization_config: the target re:{pattern} is no regular expression ({error}). Take the "
-            "config.json of the checkpoint."
-        ) from None
+        return regex.match(pattern, name, timeout=_MOST_SECONDS_TO_MATCH) is not None
+    except regex.error as error:
+        fault = f"is no regular expression ({error})"
+    except TimeoutError:
+        fault = f"takes longer than {_MOST_SECONDS_TO_MATCH} s with the name {name}"
+    raise ModelError(
+        f"config.json: quantization_config: the target re:{pattern[:200]} {fault}. Take the config.json of the "
+        "checkpoint."
+    )
 
 
 def _scales(module: StoredModule, num_rows: int, num_columns: int) -> Tensor:

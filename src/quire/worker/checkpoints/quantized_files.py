@@ -100,4 +100,8 @@ def format_of(declared: dict[str, Any], dtype: torch.dtype) -> StoredFormat:
         from quire.worker.checkpoints.mxfp4 import MXFP4Format
 
         return MXFP4Format()
+    if method == "modelopt":
+        from quire.worker.checkpoints.modelopt import ModelOptFormat
+
+        return ModelOptFormat(declared, dtype)
     raise unsupported("quant_method", declared.get("quant_method"), [name for name in FORMATS if name != "gguf"])

@@ -1,8 +1,10 @@
 """Layers that models are written with."""
 
 from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
+from quire.worker.layers.alibi import alibi_slopes
 from quire.worker.layers.embedding import Embedding, LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
+from quire.worker.layers.feed_forward import PlainMLP
 from quire.worker.layers.latent import LatentProjection, latent_parts
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
@@ -11,11 +13,12 @@ from quire.worker.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
+from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, PlainNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
 from quire.worker.layers.ranks import tensor_parallel
-from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
-from quire.worker.layers.rotary import RotaryEmbedding
+from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, LinearAttention, StateSpaceScan
+from quire.worker.layers.rotary import NoPositions, RotaryEmbedding
+from quire.worker.layers.selective_scan import SelectiveScan
 from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
 __all__ = [
@@ -30,17 +33,23 @@ __all__ = [
     "LMHead",
     "LatentProjection",
     "LayerNorm",
+    "LinearAttention",
     "MergedColumnParallelLinear",
+    "NoPositions",
+    "PlainMLP",
+    "PlainNorm",
     "QKVParallelLinear",
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",
     "Routing",
     "RowParallelLinear",
+    "SelectiveScan",
     "StateSpaceScan",
     "TensorParallelGroup",
     "VocabEmbedding",
     "activation",
+    "alibi_slopes",
     "latent_parts",
     "load_weight",
     "make_parameter",

@@ -17,6 +17,7 @@ their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,15 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker import kernels
+from quire.worker.forward_context import padding_of_step
 from quire.worker.layers.activation import GatedActivation
-from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from quire.worker.layers.activation import activation as activation_of
+from quire.worker.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from quire.worker.layers.ranks import current_group, tensor_parallel
 from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
@@ -76,10 +84,21 @@ class Router(Gate):
 class Expert(nn.Module):
     """One feed-forward layer. Computed by `Experts`, never by itself."""
 
-    def __init__(self, hidden_size: int, inner_size: int, *, bias: bool) -> None:
+    def __init__(self, hidden_size: int, inner_size: int, *, bias: bool, has_gate: bool = True) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias)
+        if has_gate:
+            self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias)
+        else:
+            self.up_proj = ColumnParallelLinear(hidden_size, inner_size, bias=bias)
         self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=bias)
+        self.has_gate = has_gate
+        self.first.is_grouped = True
+        self.down_proj.is_grouped = True
+
+    @property
+    def first(self) -> ReplicatedLinear:
+        """What its input meets."""
+        return self.gate_up_proj if self.has_gate else self.up_proj
 
 
 class Experts(nn.Module):
@@ -97,10 +116,13 @@ class Experts(nn.Module):
         has_correction: bool = False,
         shared: nn.Module | None = None,
         has_shared_gate: bool = False,
+        has_gate: bool = True,
+        expert_width: int | None = None,
     ) -> None:
         """`activation`: the name of that of the gate, or a module from [gate | up] to their product. `bias`: of the
         router and of all experts. `shared`: a feed-forward layer that computes every token, weighed by the sigmoid of a
-        score of its own if `has_shared_gate`."""
+        score of its own if `has_shared_gate`. Experts without a gate have two matrices each, and their `activation` is
+        that between them. `expert_width`: of their inputs and outputs, where these are not hidden states."""
         super().__init__()
         if not 1 <= routing.top_k <= num_experts <= MOST_EXPERTS:
             raise ModelError(
@@ -124,9 +146,16 @@ class Experts(nn.Module):
         with tensor_parallel(TensorParallelGroup() if self.group.has_whole_experts else self.group):
             # a dictionary, because a list would begin with number 0
             self.experts = nn.ModuleDict(
-                {str(number): Expert(hidden_size, inner_size, bias=bias) for number in self.own}
+                {
+                    str(number): Expert(expert_width or hidden_size, inner_size, bias=bias, has_gate=has_gate)
+                    for number in self.own
+                }
             )
-        self.act = GatedActivation(activation) if isinstance(activation, str) else activation
+        self.act: Callable[[Tensor], Tensor]
+        if isinstance(activation, nn.Module):
+            self.act = activation
+        else:
+            self.act = GatedActivation(activation) if has_gate else activation_of(activation)
         # Tokens that each expert has computed, on whatever rank. No buffer: it belongs to a run, and to no file.
         self.num_tokens_X = torch.zeros(num_experts, dtype=torch.int64)
         self.shared_expert = shared
@@ -153,7 +182,7 @@ class Experts(nn.Module):
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(weights, ids) of each token's experts."""
         routing = self.routing
-        return kernels.route_tokens(
+        weights, ids = kernels.route_tokens(
             self.gate(x),
             self.gate.e_score_correction_bias,
             top_k=routing.top_k,
@@ -163,11 +192,14 @@ class Experts(nn.Module):
             top_groups=routing.top_groups,
             scale=routing.scale,
         )
+        is_padding_T = padding_of_step()
+        # a token that is nobody's meets no expert, and is counted by none
+        return weights, ids if is_padding_T is None else ids.masked_fill(is_padding_T[:, None], -1)
 
     def _outputs(self, x: Tensor, ids: Tensor) -> Tensor:
         """[T, K, H]: what each of a token's experts makes of it."""
         experts = list(self.experts.values())
-        first = [expert.gate_up_proj for expert in experts]
+        first = [expert.first for expert in experts]
         inner = self.act(_products(x, ids, first, self.own.start, counts_X=self.num_tokens_X))
         # what all ranks sum gets its bias from one of them
         has_bias = self.group.has_whole_experts or self.group.rank == 0

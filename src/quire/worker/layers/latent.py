@@ -60,12 +60,13 @@ class HeadLinear(ColumnParallelLinear):
 
     def forward(self, x_THK: Tensor) -> Tensor:
         if self.packed is None:
-            return torch.einsum("thk,hnk->thn", x_THK, self.weight.view(self.num_heads, self.head_outputs, -1))
+            weight_HNK = self.weight.view(self.num_heads, self.head_outputs, -1)
+            return torch.einsum("thk,hnk->thn", x_THK, weight_HNK).contiguous()
         return kernels.grouped_linear(x_THK, None, self.packed_heads, [], self.head_outputs)
 
 
 def _packed(weight: Tensor | QuantizedWeight) -> Tensor | None:
-    return pack_quantized(weight) if isinstance(weight, QuantizedWeight) else pack(weight)
+    return pack_quantized(weight) if isinstance(weight, QuantizedWeight) else pack(weight, is_grouped=True)
 
 
 class LatentProjection(nn.Module):

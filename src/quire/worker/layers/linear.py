@@ -25,6 +25,8 @@ class ReplicatedLinear(nn.Module):
 
     # what some rows get added (LoRA); a layer that takes adapters has slots of its own here
     adapters: Adds = NO_ADAPTERS
+    # whether its weight meets a batch together with others (`grouped_linear`), never by itself
+    is_grouped = False
 
     @property
     def part_sizes(self) -> list[int]:
@@ -70,7 +72,7 @@ class ReplicatedLinear(nn.Module):
 
     def pack_weights(self) -> None:
         """Replace the weight by its packed copy, where there are kernels for it. After loading, once."""
-        if self.packed is None and (packed := pack(self.weight)) is not None:
+        if self.packed is None and (packed := pack(self.weight, is_grouped=self.is_grouped)) is not None:
             self.packed = packed
             # The original goes at once: the peak is one weight, not one model.
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)

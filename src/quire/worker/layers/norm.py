@@ -35,6 +35,15 @@ class RMSNorm(nn.Module):
         return source.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class PlainNorm(RMSNorm):
+    """Without a weight: one for all dimensions."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+
+
 class GatedRMSNorm(nn.Module):
     """A norm with a gate, in the order of Mamba 2 (`gates_first`) or of Gated DeltaNet."""
 
@@ -62,12 +71,12 @@ def _one_more(whole: Tensor, weight: Any, part: Part) -> tuple[Tensor, Any]:
 class LayerNorm(nn.Module):
     """Mean and variance norm with weight and bias."""
 
-    def __init__(self, size: int, eps: float = 1e-5, *, affine: bool = True) -> None:
+    def __init__(self, size: int, eps: float = 1e-5, *, affine: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.size = size
         self.eps = eps
         self.weight = make_parameter(size) if affine else None
-        self.bias = make_parameter(size) if affine else None
+        self.bias = make_parameter(size) if affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         source = reference if torch.compiler.is_compiling() else kernels

@@ -1,8 +1,9 @@
-"""Weights in the layout in which the processor multiplies them fastest, packed once after loading (CPU).
+"""Weights in the layout in which their device multiplies them fastest, packed once after loading.
 
 A packed weight is a plain tensor of bytes that describes itself (`worker/kernels/linear.py`), so that torch.compile,
-copies and files need not know about it. Where the kernels in C++ do not run, weights stay as they are and everything
-goes through F.linear: torch's own kernels are faster than what the reference could do with a packed weight.
+copies and files need not know about it. Codes are packed everywhere. Floats are packed where the kernels in C++ run; on
+a GPU they stay as they are and go through F.linear, unless several weights meet one batch (experts), or every sum is to
+be formed in a fixed order (QUIRE_GPU_PRODUCTS=fixed).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.worker import kernels
-from quire.worker.kernels import cpu
+from quire.worker.kernels import cpu, triton
 from quire.worker.layers.parameter import take_quantized
 from quire.worker.layers.quantization import QuantizedWeight
 
@@ -39,15 +40,27 @@ def multiply(
     return kernels.sliced_linear(x, packed, bias, num_rows, num_slices=num_slices, dtype=dtype or x.dtype)
 
 
-def pack(weight: Tensor) -> Tensor | None:
+def pack(weight: Tensor, *, is_grouped: bool = False) -> Tensor | None:
     """A packed copy of a parameter [out, in], or None where nothing could multiply it. Codes that wait for a parameter
-    (`take_quantized`) are packed in its place, whatever runs them: as floats they would not fit."""
+    (`take_quantized`) are packed in its place, whatever runs them: as floats they would not fit. `is_grouped`: it meets
+    a batch together with others (`grouped_linear`)."""
     quantized = take_quantized(weight)
     if quantized is not None:
         return pack_quantized(quantized)
-    if weight.device.type != "cpu" or weight.ndim != 2 or weight.dtype not in _DTYPES or not cpu.load():
+    if weight.ndim != 2 or weight.dtype not in _DTYPES or not _packs_floats(weight.device, is_grouped):
         return None
     return kernels.pack_weight(weight)
+
+
+def _packs_floats(device: torch.device, is_grouped: bool) -> bool:
+    if device.type == "cpu" and cpu.load():
+        return True
+    return (is_grouped or triton.has_fixed_order()) and triton.serves(device)
+
+
+def multiplies_codes(device: torch.device) -> bool:
+    """Whether codes stay codes there; the reference would make floats of them at every step."""
+    return device.type == "cpu" or triton.serves(device)
 
 
 def pack_quantized(weight: QuantizedWeight) -> Tensor:

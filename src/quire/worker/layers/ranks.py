@@ -34,7 +34,8 @@ class RankGroup:
 
     def gather(self, x: Tensor) -> Tensor:
         """[N, size * columns]: the rows of all of the group side by side."""
-        assert self.meeting is not None
+        if self.meeting is None:
+            return x
         return kernels.all_gather(x, self.meeting, self.rank, self.size, self.size * x.shape[1])
 
     def total(self, number: float) -> float:
@@ -106,6 +107,25 @@ class Ranks:
     @property
     def size(self) -> int:
         return self.tensor.size * self.context.size * self.stages.size
+
+    @property
+    def num_in_stage(self) -> int:
+        return self.tensor.size * self.context.size
+
+    @property
+    def number(self) -> int:
+        """Of this rank among those of its stage."""
+        return self.context.rank * self.tensor.size + self.tensor.rank
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[N, columns of all]: what all of this stage bring, side by side in the order of their numbers."""
+        return self.context.gather(self.tensor.all_gather(x, self.tensor.size * x.shape[1]))
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """What the first of this stage brings; the others bring as much of anything."""
+        num_columns = x.shape[1]
+        x = self.context.gather(x)[:, :num_columns].contiguous()
+        return self.tensor.all_gather(x, self.tensor.size * num_columns)[:, :num_columns]
 
     def agree(self, number: float) -> float:
         """What the first rank of this stage says: stages have layers of their own, and take times of their own."""

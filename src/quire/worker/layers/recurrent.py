@@ -1,4 +1,5 @@
-"""Layers that keep a state of each sequence: a short convolution, the gated delta rule, the scan of Mamba 2.
+"""Layers that keep a state of each sequence: a short convolution, the gated delta rule, the scan of Mamba 2, attention
+with a sum in the place of a softmax.
 
 Each is a StatefulLayer (`state_cache.py`): the tensors that it keeps, and one kernel. What is kept, what a kernel
 computes, and the few weights of it are float32, whatever the model's type is.
@@ -104,4 +105,43 @@ class StateSpaceScan(StatefulLayer):
             out,
             least_dt=least_dt,
             most_dt=most_dt,
+        )
+
+
+class LinearAttention(StatefulLayer):
+    """Attention without a softmax. Each head forgets at a rate of its own: S = exp(-rate) S + v k^T, out = S q.
+
+    That is the recurrence of Mamba 2 with steps of length 1.
+    """
+
+    is_kernel = True
+
+    def __init__(self, rates_H: Tensor, head_dim: int, *, name: str) -> None:
+        num_heads = len(rates_H)
+        super().__init__(name, {"memory": StateTensor((num_heads, head_dim, head_dim), torch.float32)})
+        self.rate_logs: Tensor
+        self.zeros: Tensor
+        self.no_steps: Tensor
+        self.register_buffer("rate_logs", rates_H.float().log().to(torch.get_default_device()), persistent=False)
+        self.register_buffer("zeros", torch.zeros(num_heads, dtype=torch.float32), persistent=False)
+        self.register_buffer("no_steps", torch.zeros(1, num_heads), persistent=False)
+
+    def forward(self, query_THD: Tensor, key_THD: Tensor, value_THD: Tensor) -> Tensor:
+        return self.run([query_THD, key_THD, value_THD], value_THD.new_empty(value_THD.shape))
+
+    def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
+        query_THD, key_THD, value_THD = inputs
+        steps_TH = self.no_steps.expand(len(value_THD), -1)
+        kernels.ssd_scan(
+            value_THD,
+            steps_TH,
+            self.zeros,
+            self.rate_logs,
+            key_THD,
+            query_THD,
+            self.zeros,
+            states,
+            out,
+            least_dt=1.0,
+            most_dt=1.0,
         )

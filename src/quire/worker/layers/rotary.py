@@ -77,6 +77,13 @@ class RotaryEmbedding(nn.Module):
         source.rotary_embedding(lines_T, query_THD, key_TKD, cos_sin_cache, self.is_interleaved)
 
 
+class NoPositions(nn.Module):
+    """In the place of a rotary embedding, where something else knows the order of tokens."""
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor, head_dim: int) -> None:
+        """Leave both as they are."""
+
+
 def rope_parameters(config: Any) -> dict[str, Any]:
     """The parameters in the newer spelling, as a copy: rope_type and rope_theta are always there."""
     # As in Transformers, the older spelling wins where a file has both.

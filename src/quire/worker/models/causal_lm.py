@@ -18,6 +18,12 @@ class CausalLM(nn.Module):
     # what encodes images, and how many of the first layers take what it has made: they are the first stage's
     image_modules: tuple[str, ...] = ()
     num_image_layers = 0
+    # an image's tokens stand at rows and columns
+    has_grid_positions = False
+    # vectors may stand in the place of tokens
+    takes_vectors = True
+    # of what the head is that guesses the token behind the next one; None: there is none that is built
+    multi_token: Any = None
 
     def __init__(self, model: nn.Module, lm_head: LMHead) -> None:
         super().__init__()
@@ -37,6 +43,15 @@ class CausalLM(nn.Module):
             raise ModelError("intermediate_tensors: every layer of this model is in this worker.")
         hidden: Tensor = self.model(input_ids, positions, input_embeds)
         return hidden
+
+    def embed_tokens(self, input_ids: Tensor) -> Tensor:
+        """What vectors stand beside, [T, width]."""
+        backbone: Any = self.model
+        embed = getattr(backbone, "embed", None) or next(
+            module for module in backbone.modules() if isinstance(module, VocabEmbedding)
+        )
+        embedded: Tensor = embed(input_ids)
+        return embedded
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the rows of `hidden`, [N, vocab_size]."""

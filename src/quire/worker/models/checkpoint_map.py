@@ -6,6 +6,7 @@ one parameter, tensors that mean nothing here, and layouts that must be turned f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +28,8 @@ MERGED: Mapping[str, tuple[str, Part]] = {
     "up_proj": ("gate_up_proj", 1),
 }
 
+_STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|up_proj|down_proj)")
+
 
 class Placement(NamedTuple):
     """One weight's way: the parameter's name, which part of it, and the weight."""
@@ -38,6 +41,37 @@ class Placement(NamedTuple):
 
 def _unchanged(name: str, weight: Weight) -> list[tuple[str, Weight]]:
     return [(name, weight)]
+
+
+def split_experts(name: str, weight: Any) -> list[tuple[str, Any]]:
+    """All experts of a layer in one tensor, [experts, outputs, inputs], gate and up one behind the other."""
+    stacked = _STACKED.fullmatch(name)
+    if stacked is None:
+        return [(name, weight)]
+    path, kind = stacked.groups()
+    parts = {kind: weight}
+    if kind == "gate_up_proj":
+        parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True))
+    return [
+        (f"{path}.{number}.{part}.weight", matrix)
+        for part, matrices in parts.items()
+        for number, matrix in enumerate(matrices)
+    ]
+
+
+def split_qkv(module: str, num_heads: int, num_groups: int) -> Callable[[str, Tensor], list[tuple[str, Tensor]]]:
+    """Queries, keys and values in one tensor, group by group: the queries of a group, then its key, then its value."""
+
+    def convert(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+        path, _, leaf = name.rpartition(".")
+        if path.rpartition(".")[2] != module:
+            return [(name, weight)]
+        heads = weight.unflatten(0, (num_groups, num_heads // num_groups + 2, -1))
+        parts = {"q_proj": heads[:, :-2], "k_proj": heads[:, -2], "v_proj": heads[:, -1]}
+        parent = path.removesuffix(module)
+        return [(f"{parent}{part}.{leaf}", rows.reshape(-1, *weight.shape[1:])) for part, rows in parts.items()]
+
+    return convert
 
 
 @dataclass(frozen=True)

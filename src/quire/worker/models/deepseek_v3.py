@@ -17,7 +17,8 @@ from quire.worker.models.deepseek_v2 import (
     latent_map,
     refuse_other_values,
 )
-from quire.worker.models.llama import LlamaModel
+from quire.worker.models.llama import LlamaModel, MakeAttention
+from quire.worker.models.multi_token import MultiToken
 
 
 def complete_config(config: Any) -> None:
@@ -37,7 +38,32 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return experts_or_dense(config, index, routing, has_correction=True)
 
 
+def next_layer(make_attention: MakeAttention, **further: Any) -> MultiToken:
+    """What guesses a token more is one layer of the model, and lies behind its last one."""
+    return MultiToken(
+        make_attention,
+        make_mlp,
+        prefix=lambda config: f"model.layers.{config.num_hidden_layers}.",
+        parts={
+            "enorm.": "embedding_norm.",
+            "hnorm.": "hidden_norm.",
+            "eh_proj.": "fc.",
+            "shared_head.norm.": "norm.",
+            "": "layers.0.",
+        },
+        copies=("embed_tokens.", "shared_head.head."),
+        **further,
+    )
+
+
+def drafting_layers(config: Any) -> tuple[str, ...]:
+    """Beginnings of names: layers behind the last one only draft."""
+    first = config.num_hidden_layers
+    return tuple(f"model.layers.{index}." for index in range(first, first + config.num_nextn_predict_layers))
+
+
 class DeepseekV3ForCausalLM(CausalLM):
+    multi_token = next_layer(LatentAttention, is_interleaved=lambda config: bool(config.rope_interleave))
     architectures = ("DeepseekV3ForCausalLM",)
     config_defaults = {
         **LATENT_DEFAULTS,
@@ -64,10 +90,7 @@ class DeepseekV3ForCausalLM(CausalLM):
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=config.rope_interleave)
         super().__init__(model, head_of(config, model.embed_tokens))
-        # Layers behind the last one only draft.
-        first = config.num_hidden_layers
-        drafting = range(first, first + config.num_nextn_predict_layers)
-        self.checkpoint_map = latent_map(config, tuple(f"model.layers.{index}." for index in drafting))
+        self.checkpoint_map = latent_map(config, drafting_layers(config))
 
 
 MODEL = DeepseekV3ForCausalLM

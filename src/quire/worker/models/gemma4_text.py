@@ -24,6 +24,7 @@ from quire.errors import ModelError
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     Experts,
+    PlainNorm,
     QKVParallelLinear,
     ReplicatedLinear,
     RMSNorm,
@@ -37,9 +38,8 @@ from quire.worker.layers import (
 from quire.worker.layers.parameter import Part
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaMLP, make_norm
-from quire.worker.models.llama4_text import PlainNorm, split_experts
 
 _DEFAULT_ROPE = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -302,7 +302,7 @@ def convert(shape: MixedShape, name: str, weight: Any) -> list[tuple[str, Any]]:
     if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
         return [
             (part_name.replace(".experts.", ".experts.experts.", 1), part)
-            for part_name, part in split_experts(name, weight.transpose(1, 2))
+            for part_name, part in split_experts(name, weight)
         ]
     for old, new in _RENAMED.items():
         name = name.replace(old, new)
@@ -326,6 +326,7 @@ _RENAMED = {
 
 class Gemma4ForCausalLM(CausalLM):
     architectures: tuple[str, ...] = ("Gemma4ForCausalLM",)
+    takes_vectors = False
     config_names = {"hidden_activation": "hidden_act"}
     config_defaults: dict[str, Any] = {
         "vocab_size": 262_144,

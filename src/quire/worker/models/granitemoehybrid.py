@@ -12,26 +12,27 @@ from typing import Any
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.layers import Experts, RotaryEmbedding, Routing, VocabEmbedding
+from quire.worker.layers import Experts, NoPositions, RotaryEmbedding, Routing, VocabEmbedding
 from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, complete_kv_heads, make_norm
-from quire.worker.models.mamba2 import Mamba2Mixer, MixerSizes, check_groups, complete_time_step_limit
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
+from quire.worker.models.granite import GraniteDecoderLayer
+from quire.worker.models.llama import LlamaAttention, LlamaMLP, complete_kv_heads, make_norm
+from quire.worker.models.mamba2_mixer import (
+    SCAN_WEIGHTS,
+    Mamba2Mixer,
+    complete_mixers,
+    complete_time_step_limit,
+    mixer_sizes,
+)
 
 # as published, and as Transformers writes them today
 _KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
-_MERGED = re.compile(
-    r"(.*)\.(shared_mlp|block_sparse_moe)\."
-    r"(input_linear\.weight|output_linear\.weight|experts\.gate_up_proj|experts\.down_proj)"
+_PROJECTIONS = {"input_linear.weight": "gate_up_proj", "output_linear.weight": "down_proj"}
+_EXPERTS = re.compile(
+    r"(.*)\.block_sparse_moe\.(?:experts\.)?(input_linear\.weight|output_linear\.weight|gate_up_proj|down_proj)"
 )
+_SHARED = re.compile(r"(.*)\.shared_mlp\.(input_linear|output_linear)\.weight")
 _ROUTER = re.compile(r"(.*)\.block_sparse_moe\.router(\.layer)?\.weight")
-
-
-class NoPositions(nn.Module):
-    """In the place of a rotary embedding: the recurrent layers know the order of tokens."""
-
-    def forward(self, positions: Tensor, query: Tensor, key: Tensor, head_dim: int) -> None:
-        """Leave both as they are."""
 
 
 def make_positions(config: Any, max_model_len: int) -> nn.Module:
@@ -47,39 +48,18 @@ def make_mixer(config: Any, index: int, positions: nn.Module) -> nn.Module:
         return LlamaAttention(
             config, name, positions, qkv_bias=bias, output_bias=bias, scale=config.attention_multiplier
         )
-    sizes = MixerSizes(
-        hidden_size=config.hidden_size,
-        num_heads=config.mamba_n_heads,
-        head_dim=config.mamba_d_head,
-        num_groups=config.mamba_n_groups,
-        state_size=config.mamba_d_state,
-        kernel_size=config.mamba_d_conv,
-        eps=config.rms_norm_eps,
-        bias=config.mamba_proj_bias,
-        conv_bias=config.mamba_conv_bias,
-        time_step_limit=config.time_step_limit,
-    )
-    return Mamba2Mixer(sizes, name)
+    return Mamba2Mixer(mixer_sizes(config), name)
 
 
-class GraniteMoeHybridLayer(LlamaDecoderLayer):
-    """What each half gives is scaled before it is added."""
-
+class GraniteMoeHybridLayer(GraniteDecoderLayer):
     def __init__(self, config: Any, index: int, positions: nn.Module) -> None:
         shared = LlamaMLP(config, bias=False, inner_size=config.shared_intermediate_size)
         super().__init__(config, make_mixer(config, index, positions), shared)
         self.experts = make_experts(config) if config.num_local_experts else None
-        self.residual_multiplier = config.residual_multiplier
 
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(positions, hidden) * self.residual_multiplier
-        hidden, residual = self.post_attention_layernorm(hidden, residual)
-        out = self.mlp(hidden) if self.experts is None else self.experts(hidden) + self.mlp(hidden)
-        return out * self.residual_multiplier, residual
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        out = super().feed_forward(hidden)
+        return out if self.experts is None else self.experts(hidden) + out
 
 
 def make_experts(config: Any) -> Experts:
@@ -131,50 +111,30 @@ def complete_config(config: Any) -> None:
             "Take the config.json that belongs to the weights."
         )
     if "linear_attention" in config.layer_types:
-        _complete_mixers(config)
-
-
-def _complete_mixers(config: Any) -> None:
-    num_heads, inner = config.mamba_n_heads, config.mamba_expand * config.hidden_size
-    if num_heads < 1 or config.mamba_d_head not in (None, "auto", inner / num_heads) or inner % num_heads:
-        raise ModelError(
-            f"config.json: mamba_n_heads={num_heads}, mamba_d_head={config.mamba_d_head!r}: their product must be "
-            f"mamba_expand * hidden_size = {inner}. Take the config.json that belongs to the weights."
-        )
-    config.mamba_d_head = inner // num_heads
-    check_groups(num_heads, config.mamba_n_groups, "mamba_n_heads, mamba_n_groups")
-    if config.hidden_act != "silu":
-        raise ModelError(
-            f"config.json: hidden_act={config.hidden_act!r}: must be silu, the one that the recurrent layers have. "
-            "Try model_impl=transformers."
-        )
+        complete_mixers(config)
 
 
 def split_merged(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
-    """Gate and up are one tensor, and so are all experts of a layer: [experts, outputs, inputs]."""
+    """Gate and up are one tensor, and so are all experts of a layer."""
     if router := _ROUTER.fullmatch(name):
         return [(f"{router[1]}.experts.gate.weight", weight)]
-    found = _MERGED.fullmatch(name)
-    if found is None:
+    if experts := _EXPERTS.fullmatch(name):
+        return split_experts(f"{experts[1]}.experts.experts.{_PROJECTIONS.get(experts[2], experts[2])}", weight)
+    shared = _SHARED.fullmatch(name)
+    if shared is None:
         return [(name, weight)]
-    layer, module, kind = found.groups()
+    layer, kind = shared.groups()
     parts = {"down_proj": weight}
-    if kind in ("input_linear.weight", "experts.gate_up_proj"):
-        parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True))
-    if module == "shared_mlp":
-        return [(f"{layer}.mlp.{part}.weight", matrix) for part, matrix in parts.items()]
-    return [
-        (f"{layer}.experts.experts.{number}.{part}.weight", matrix)
-        for part, stacked in parts.items()
-        for number, matrix in enumerate(stacked)
-    ]
+    if kind == "input_linear":
+        parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=0), strict=True))
+    return [(f"{layer}.mlp.{part}.weight", matrix) for part, matrix in parts.items()]
 
 
 class GraniteMoeHybridForCausalLM(CausalLM):
     architectures = ("GraniteMoeHybridForCausalLM",)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
-        modules={"mamba": "self_attn", "A_log": "scan.A_log", "dt_bias": "scan.dt_bias", "D": "scan.D"},
+        modules={"mamba": "self_attn", **SCAN_WEIGHTS},
         convert=split_merged,
     )
     config_names = {"layers_block_type": "layer_types"}

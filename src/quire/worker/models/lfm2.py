@@ -21,9 +21,18 @@ from quire.worker.layers import (
     RowParallelLinear,
     VocabEmbedding,
 )
+from quire.worker.layers.parameter import Part
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import complete_kv_heads
+from quire.worker.models.llama import MakeMLP, complete_kv_heads
+
+LFM2_MERGED: dict[str, tuple[str, Part]] = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "w1": ("gate_up_proj", 0),
+    "w3": ("gate_up_proj", 1),
+}
 
 
 class Lfm2Attention(nn.Module):
@@ -66,24 +75,28 @@ class Lfm2ShortConv(nn.Module):
 
 
 class Lfm2MLP(nn.Module):
-    def __init__(self, config: Any) -> None:
+    def __init__(self, hidden_size: int, inner: int) -> None:
         super().__init__()
-        inner = config.intermediate_size
-        if config.block_auto_adjust_ff_dim:
-            inner = int(2 * inner / 3)
-            if config.block_ffn_dim_multiplier is not None:
-                inner = int(config.block_ffn_dim_multiplier * inner)
-                inner = -(-inner // config.block_multiple_of) * config.block_multiple_of
-        self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, [inner, inner], bias=False)
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner, inner], bias=False)
         self.act = GatedActivation("silu")
-        self.w2 = RowParallelLinear(inner, config.hidden_size, bias=False)
+        self.down_proj = RowParallelLinear(inner, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.act(self.gate_up_proj(x)))
+        return self.down_proj(self.act(self.gate_up_proj(x)))
+
+
+def make_mlp(config: Any, index: int) -> Lfm2MLP:
+    inner = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        inner = int(2 * inner / 3)
+        if config.block_ffn_dim_multiplier is not None:
+            inner = int(config.block_ffn_dim_multiplier * inner)
+            inner = -(-inner // config.block_multiple_of) * config.block_multiple_of
+    return Lfm2MLP(config.hidden_size, inner)
 
 
 class Lfm2DecoderLayer(nn.Module):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
+    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding, feed_forward: nn.Module) -> None:
         super().__init__()
         name = f"model.layers.{index}"
         is_attention = config.layer_types[index] == "full_attention"
@@ -92,7 +105,7 @@ class Lfm2DecoderLayer(nn.Module):
         else:
             self.conv = Lfm2ShortConv(config, f"{name}.conv")
         self.mix = self.self_attn if is_attention else self.conv
-        self.feed_forward = Lfm2MLP(config)
+        self.feed_forward = feed_forward
         self.operator_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
 
@@ -107,12 +120,13 @@ class Lfm2DecoderLayer(nn.Module):
 
 
 class Lfm2Model(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
+    def __init__(self, config: Any, max_model_len: int, make_mlp: MakeMLP = make_mlp) -> None:
         super().__init__()
         rotary = RotaryEmbedding.from_config(config, max_model_len)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            Lfm2DecoderLayer(config, index, rotary) for index in range(config.num_hidden_layers)
+            Lfm2DecoderLayer(config, index, rotary, make_mlp(config, index))
+            for index in range(config.num_hidden_layers)
         )
         self.embedding_norm = RMSNorm(config.hidden_size, config.norm_eps)
 
@@ -140,15 +154,7 @@ def complete_config(config: Any) -> None:
 
 class Lfm2ForCausalLM(CausalLM):
     architectures = ("Lfm2ForCausalLM",)
-    checkpoint_map = CheckpointMap(
-        merged={
-            "q_proj": ("qkv_proj", "q"),
-            "k_proj": ("qkv_proj", "k"),
-            "v_proj": ("qkv_proj", "v"),
-            "w1": ("gate_up_proj", 0),
-            "w3": ("gate_up_proj", 1),
-        }
-    )
+    checkpoint_map = CheckpointMap(merged=LFM2_MERGED, modules={"w2": "down_proj"})
     config_defaults = {
         "vocab_size": 65_536,
         "hidden_size": 2560,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.attention import Attention
+from quire.worker.attention import Attention, Heads
 from quire.worker.layers import (
     GatedActivation,
     MergedColumnParallelLinear,
@@ -62,8 +62,7 @@ class LlamaAttention(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
-        self.rotary(positions, query, key, self.head_dim)
-        return self.o_proj(self.attn(query, key, value))
+        return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions)))
 
 
 class LlamaMLP(nn.Module):
@@ -106,6 +105,23 @@ class LlamaDecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
+class PostNormDecoderLayer(nn.Module):
+    """Norms stand behind each half, before what it gives is added."""
+
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm = make_norm) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = mlp
+        self.post_attention_layernorm = make_norm(config)
+        self.post_feedforward_layernorm = make_norm(config)
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As LlamaDecoderLayer's: the last branch is still to be added."""
+        hidden = hidden if residual is None else residual + hidden
+        hidden = hidden + self.post_attention_layernorm(self.self_attn(positions, hidden))
+        return self.post_feedforward_layernorm(self.mlp(hidden)), hidden
+
+
 class LlamaModel(nn.Module):
     def __init__(
         self,
@@ -115,15 +131,17 @@ class LlamaModel(nn.Module):
         make_mlp: MakeMLP = make_mlp,
         make_norm: MakeNorm = make_norm,
         *,
+        layer_class: type[LlamaDecoderLayer | PostNormDecoderLayer] = LlamaDecoderLayer,
         rotary_class: type[RotaryEmbedding] = RotaryEmbedding,
         is_interleaved: bool = False,
+        embedding_multiplier: float = 1.0,
     ) -> None:
         """`is_interleaved`: how rotary dimensions are paired (layers/rotary.py)."""
         super().__init__()
         rotary = rotary_class.from_config(config, max_model_len, is_interleaved=is_interleaved)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(
+            layer_class(
                 config,
                 make_attention(config, index, f"model.layers.{index}.self_attn", rotary),
                 make_mlp(config, index),
@@ -132,9 +150,12 @@ class LlamaModel(nn.Module):
             for index in range(config.num_hidden_layers)
         )
         self.norm = make_norm(config)
+        self.embedding_multiplier = embedding_multiplier
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
         hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        if self.embedding_multiplier != 1.0:
+            hidden = hidden * self.embedding_multiplier
         residual = None
         for layer in self.layers:
             hidden, residual = layer(positions, hidden, residual)

@@ -11,20 +11,11 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.attention import Attention
-from quire.worker.layers import Experts, QKVParallelLinear, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear
+from quire.worker.layers import Experts, PlainNorm, QKVParallelLinear, RotaryEmbedding, Routing, RowParallelLinear
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_heads
-
-
-class PlainNorm(RMSNorm):
-    """Without a weight: one for all dimensions."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps)
-        del self.weight
-        self.register_buffer("weight", torch.ones(size), persistent=False)
 
 
 class TurnedHeads(nn.Module):
@@ -140,25 +131,15 @@ def complete_config(config: Any) -> None:
         )
 
 
-def split_experts(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+def turned_experts(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
     """Checkpoints hold all experts of a layer in one tensor, [experts, inputs, outputs]."""
-    path, _, kind = name.rpartition(".")
-    if not path.endswith(".experts"):
-        return [(name, weight)]
-    parts = {"down_proj": weight}
-    if kind == "gate_up_proj":
-        parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-1), strict=True))
-    return [
-        (f"{path}.{number}.{part}.weight", matrix.t())
-        for part, stacked in parts.items()
-        for number, matrix in enumerate(stacked)
-    ]
+    return split_experts(name, weight.transpose(1, 2) if weight.ndim == 3 else weight)
 
 
 class Llama4ForCausalLM(CausalLM):
     architectures = ("Llama4ForCausalLM",)
     checkpoint_map = CheckpointMap(
-        merged=MERGED, modules={"feed_forward": "mlp", "router": "gate"}, convert=split_experts
+        merged=MERGED, modules={"feed_forward": "mlp", "router": "gate"}, convert=turned_experts
     )
     config_defaults = {
         "vocab_size": 202_048,

@@ -52,11 +52,15 @@ def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) 
 def make_mlp(config: Any, index: int) -> nn.Module:
     if index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step or not config.num_experts:
         return LlamaMLP(config, bias=False)
+    return make_experts(config, is_normalised=config.norm_topk_prob)
+
+
+def make_experts(config: Any, *, is_normalised: bool) -> Experts:
     return Experts(
         config.hidden_size,
         config.moe_intermediate_size,
         config.num_experts,
-        Routing(config.num_experts_per_tok, is_normalised=config.norm_topk_prob),
+        Routing(config.num_experts_per_tok, is_normalised=is_normalised),
         config.hidden_act,
         shared=LlamaMLP(config, bias=False, inner_size=config.shared_expert_intermediate_size),
         has_shared_gate=True,

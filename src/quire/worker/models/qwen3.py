@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from quire.worker.layers import RMSNorm, RotaryEmbedding
+from quire.worker.attention import Heads
+from quire.worker.layers import RMSNorm
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -15,20 +16,27 @@ from quire.worker.models.qwen2 import complete_windows, window_of_layer
 
 
 class Qwen3Attention(LlamaAttention):
-    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding, window: int | None = None) -> None:
-        """`window`: where not the kind of the layer decides it."""
-        bias = config.attention_bias
+    def __init__(
+        self,
+        config: Any,
+        index: int,
+        name: str,
+        rotary: nn.Module,
+        window: int | None = None,
+        *,
+        output_bias: bool | None = None,
+    ) -> None:
+        """`window`: where not the kind of the layer decides it. `output_bias`: where it is not that of the others."""
+        bias = getattr(config, "attention_bias", False)
         window = window_of_layer(config, index) if window is None else window
-        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window)
+        output_bias = bias if output_bias is None else output_bias
+        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=output_bias, sliding_window=window)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
-        query = self.q_norm(query.view(-1, self.attn.num_heads, self.head_dim)).flatten(1)
-        key = self.k_norm(key.view(-1, self.attn.num_kv_heads, self.head_dim)).flatten(1)
-        self.rotary(positions, query, key, self.head_dim)
-        return self.o_proj(self.attn(query, key, value))
+        return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions, self.q_norm, self.k_norm)))
 
 
 class Qwen3ForCausalLM(CausalLM):

@@ -20,6 +20,7 @@ from quire.worker.models.qwen3_next import (
     Qwen3NextForCausalLM,
     complete_layers,
     make_norm,
+    multi_token_of,
 )
 
 
@@ -46,6 +47,7 @@ def make_mlp(config: Any, index: int) -> LlamaMLP:
 
 
 class Qwen35TextForCausalLM(CausalLM):
+    multi_token = multi_token_of(make_mlp)
     architectures = ("Qwen3_5ForCausalLM",)
     checkpoint_map = CheckpointMap(
         modules=Qwen3NextForCausalLM.checkpoint_map.modules,

@@ -30,7 +30,8 @@ from quire.worker.layers import (
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaModel, MakeMLP, complete_kv_heads
+from quire.worker.models.multi_token import MultiToken
 from quire.worker.models.qwen2_moe import make_mlp
 
 # What config.json may leave out, here and in Qwen 3.5.
@@ -159,11 +160,31 @@ def complete_layers(config: Any) -> None:
         )
 
 
+def multi_token_of(make_mlp: MakeMLP) -> MultiToken:
+    """Here and in Qwen 3.5."""
+    return MultiToken(
+        lambda config, index, name, rotary: Qwen3NextAttention(config, name, rotary),
+        make_mlp,
+        prefix=lambda config: "mtp.",
+        parts={
+            "fc.": "fc.",
+            "pre_fc_norm_embedding.": "embedding_norm.",
+            "pre_fc_norm_hidden.": "hidden_norm.",
+            "norm.": "norm.",
+            "layers.": "layers.",
+        },
+        copies=("embed_tokens.", "lm_head."),
+        make_norm=make_norm,
+        feeds_normed=True,
+    )
+
+
 class Qwen3NextForCausalLM(CausalLM):
+    multi_token = multi_token_of(make_mlp)
     architectures = ("Qwen3NextForCausalLM",)
     checkpoint_map = CheckpointMap(
         modules={"linear_attn": "self_attn", "A_log": "rule.A_log", "dt_bias": "rule.dt_bias"},
-        # the head that guesses several tokens is not used
+        # the head that guesses several tokens is no part of the model (multi_token.py)
         ignored_modules=("mtp.",),
         merged={
             "q_proj": ("qkv_proj", 0),

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError, suggestion
+from quire.worker.models.causal_lm import CausalLM
+from quire.worker.models.sequence_classifier import classifier_names, classifier_of
 
 ENTRY_POINT_GROUP = "quire.models"
 
@@ -23,11 +25,18 @@ ENTRY_POINT_GROUP = "quire.models"
 _OTHER_FILES = {
     "causal_lm",
     "checkpoint_map",
+    "mamba2_mixer",
+    "encoder",
+    "multi_token",
     "registry",
+    "sequence_classifier",
     "stages",
+    "text_tower",
     "transformers_checkpoint",
+    "transformers_experts",
     "transformers_fallback",
     "transformers_probe",
+    "whisper_encoder",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel")
 # how the name of an architecture without a head ends
@@ -46,19 +55,34 @@ def find_native(model_type: str, architectures: list[str]) -> type[Any] | None:
         if point.name == model_type:
             loaded: type[Any] = point.load()
             return loaded
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", model_type) or model_type in _OTHER_FILES:
+    file = model_type.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or file in _OTHER_FILES:
         return None
-    name = f"{__package__}.{model_type}"
+    name = f"{__package__}.{file}"
     if importlib.util.find_spec(name) is None:
         return None
-    model: type[Any] = importlib.import_module(name).MODEL
+    module = importlib.import_module(name)
+    model: type[Any] = module.MODEL
     known = {*model.architectures, *backbones_of(model.architectures)}
-    if architectures and not set(architectures) & known:
+    if not architectures or set(architectures) & known:
+        return model
+    classifier = _classifier(module, architectures)
+    if classifier is None:
         raise ModelError(
-            f"config.json: architectures={architectures}: Quire's {model_type} is {model.architectures[0]}, a language "
-            "model that generates text. " + _why_not(architectures[0])
+            f"config.json: architectures={architectures}: Quire's {model_type} is {model.architectures[0]}. "
+            + _why_not(architectures[0])
         )
-    return model
+    return classifier
+
+
+def _classifier(module: Any, architectures: list[str]) -> type[Any] | None:
+    """The class for checkpoints with a head of labels, if these are such."""
+    own: type[Any] | None = getattr(module, "CLASSIFIER", None)
+    if own is not None:
+        return own if set(architectures) & set(own.architectures) else None
+    model: type[Any] = module.MODEL
+    is_fitting = issubclass(model, CausalLM) and set(architectures) & set(classifier_names(model.architectures))
+    return classifier_of(model) if is_fitting else None
 
 
 def native_class(model_type: str, architectures: list[str]) -> type[Any]:
@@ -81,4 +105,4 @@ def backbones_of(architectures: Iterable[str]) -> set[str]:
 def _why_not(architecture: str) -> str:
     if architecture.endswith(_HEADS):
         return "Try model_impl=transformers."
-    return f"{architecture} has another kind of head, or none: classification and embedding models are not served."
+    return f"{architecture} has a head of a kind that is not built, such as one that says something of each token."

@@ -11,8 +11,9 @@ the model made of its embedding, one keeps what the last layer returns. The auth
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,18 +30,21 @@ _HIDDEN = "hidden"
 _RESIDUAL = "residual"
 
 
-def keep_stage(model: Any, stages: StageGroup) -> None:
-    """Lets go of what other stages have; `model.absent_modules` names what is not read."""
+def keep_stage(model: Any, stages: StageGroup, *, has_embedding_at_end: bool = False) -> None:
+    """Lets go of what other stages have; `model.absent_modules` names what is not read. `has_embedding_at_end`: the
+    last stage has the embedding of tokens, too."""
     if stages.size == 1:
         return
     layers = _decoder_layers(model, stages)
+    num_layers = len(layers)
     before = dict(model.named_modules())
     kept = stages.share_of(len(layers))
     for index in range(len(layers)):
         if index not in kept:
             del layers[str(index)]
-    is_tied = any(module.weight is model.lm_head.weight for module in model.modules() if _is_embedding(module, model))
-    if not stages.is_first and not (stages.is_last and is_tied):
+    embeddings = [module for module in model.modules() if _is_embedding(module, model)]
+    has_embedding_at_end |= any(module.weight is model.lm_head.weight for module in embeddings)
+    if not stages.is_first and not (stages.is_last and has_embedding_at_end):
         _replace_embedding(model)
     if not stages.is_first:
         for name in model.image_modules:
@@ -49,7 +53,12 @@ def keep_stage(model: Any, stages: StageGroup) -> None:
         model.lm_head = AbsentHead(model.lm_head.vocab_size)
     after = dict(model.named_modules())
     model.absent_modules = frozenset(path for path, module in before.items() if after.get(path) is not module)
-    model.forward = StagedForward(model.forward, list(layers.values()), stages)
+    model.forward = StagedForward(model.forward, layers, num_layers, stages)
+
+
+def hands_on_inner_states(model: Any) -> bool:
+    """A recorded program would not."""
+    return isinstance(model.forward, StagedForward) and model.forward.has_taps
 
 
 class StagedForward:
@@ -57,17 +66,40 @@ class StagedForward:
     one tensor, the `intermediate_tensors` of the next; without any a stage computes nothing of worth, to be measured.
     """
 
-    def __init__(self, forward: Callable[..., Tensor], layers: list[nn.Module], stages: StageGroup) -> None:
+    def __init__(
+        self, forward: Callable[..., Tensor], layers: Mapping[str, nn.Module], num_layers: int, stages: StageGroup
+    ) -> None:
+        """`layers`: of this stage, by number; `num_layers`: of all stages."""
+        self.num_layers = num_layers
         self._forward = forward
         self._stages = stages
-        names = list(inspect.signature(layers[0].forward).parameters)
+        self._layers = {int(name): layer for name, layer in layers.items()}
+        own = list(self._layers.values())
+        names = list(inspect.signature(own[0].forward).parameters)
         # where the first layer expects what the one before it returns
         self._places = [names.index(name) for name in (_HIDDEN, _RESIDUAL) if name in names]
-        self._received: Tensor | None = None
+        self._received: list[Tensor] = []
         self._made: tuple[Tensor, ...] = ()
+        # layers whose inputs the last stage wants to see: of earlier stages, and of this one
+        self._taps_before: list[int] = []
+        self._own_taps: list[int] = []
+        # these inputs in the last forward, by layer
+        self.tapped: dict[int, Tensor] = {}
         if not stages.is_first:
-            layers[0].register_forward_pre_hook(self._take)
-        layers[-1].register_forward_hook(self._keep)
+            own[0].register_forward_pre_hook(self._take)
+        own[-1].register_forward_hook(self._keep)
+
+    @property
+    def has_taps(self) -> bool:
+        return bool(self._taps_before or self._own_taps)
+
+    def tap(self, indices: Iterable[int]) -> None:
+        """What goes into these layers comes along to the last stage. All stages are told the same, once."""
+        wanted = sorted(set(indices))
+        self._taps_before = [index for index in wanted if index < min(self._layers)]
+        self._own_taps = [index for index in wanted if index in self._layers]
+        for index in self._own_taps:
+            self._layers[index].register_forward_pre_hook(functools.partial(self._tap, index))
 
     @property
     def intermediate(self) -> tuple[int, torch.dtype] | None:
@@ -83,23 +115,38 @@ class StagedForward:
         input_embeds: Tensor | None = None,
         intermediate_tensors: Tensor | None = None,
     ) -> Tensor:
-        self._received = intermediate_tensors
+        self.tapped = {}
+        self._received = []
+        if intermediate_tensors is not None:
+            num_parts = len(self._places)
+            parts = intermediate_tensors.chunk(num_parts + len(self._taps_before), dim=-1)
+            self._received = list(parts[:num_parts])
+            self.tapped = dict(zip(self._taps_before, parts[num_parts:], strict=True))
         hidden = self._forward(input_ids, positions, input_embeds)
         if self._stages.is_last:
             return hidden
-        return self._made[0] if len(self._made) == 1 else torch.cat(self._made, dim=-1)
+        made = [*self._made, *self.tapped.values()]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
     def _take(self, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if self._received is None:
+        if not self._received:
             return None
-        parts = self._received.chunk(len(self._places), dim=-1)
         replaced = list(arguments)
-        for place, part in zip(self._places, parts, strict=True):
+        for place, part in zip(self._places, self._received, strict=True):
             replaced[place] = part.contiguous()
         return tuple(replaced)
 
+    def _tap(self, index: int, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        parts = [arguments[place] for place in self._places]
+        self.tapped[index] = sum_of_branches(*parts)
+
     def _keep(self, layer: nn.Module, arguments: tuple[Any, ...], returned: Tensor | tuple[Tensor, ...]) -> None:
         self._made = returned if isinstance(returned, tuple) else (returned,)
+
+
+def sum_of_branches(hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+    """What goes into a layer, of layers that leave the last branch to be added by the next one."""
+    return hidden if residual is None else hidden + residual
 
 
 class AbsentHead(LMHead):

@@ -8,6 +8,7 @@ Transformers maps whole files into memory while it reads them; docs/worker.md ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,9 @@ from torch import nn
 from quire.config import ModelFacts, WorkerConfig
 from quire.errors import ModelError, one_line
 from quire.worker.checkpoint_files import CheckpointFiles
+from quire.worker.checkpoints.pickled_files import PickledFiles
 from quire.worker.dummy_weights import fill_with_random_weights
+from quire.worker.models.text_tower import PREFIXES, name_in_tower
 from quire.worker.models.transformers_probe import PROBE, refusal
 
 # Kinds of layers that keep keys and values of every token (of a window), and nothing else.
@@ -29,20 +32,22 @@ _LAYER_TYPES = {"full_attention", "sliding_attention", "dense", "sparse", "moe",
 IMAGE_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
 
 
-def load_hf_model(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> Any:
+def load_hf_model(
+    config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype, device: torch.device, *, is_tower: bool = False
+) -> Any:
     """The model in eval mode on its device, with the probing attention; the probe must be registered."""
-    hf_config = _hf_config(config, facts)
+    hf_config = _hf_config(config, facts, is_tower=is_tower)
     with _quiet():
         if config.load_format == "dummy":
             model = _dummy(config, hf_config, dtype)
         else:
-            model = _load(config, hf_config, dtype)
+            model = _load(config, hf_config, dtype, is_tower=is_tower)
     model = model.eval().to(device)
     _freeze_long_rope(model, config.max_model_len)
     return model
 
 
-def _hf_config(config: WorkerConfig, facts: ModelFacts) -> Any:
+def _hf_config(config: WorkerConfig, facts: ModelFacts, *, is_tower: bool) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -65,7 +70,11 @@ def _hf_config(config: WorkerConfig, facts: ModelFacts) -> Any:
             f"served; of models that see images it runs {', '.join(IMAGE_MODEL_TYPES)}). Leave model_impl at auto."
         )
     try:
-        hf_config = AutoConfig.from_pretrained(facts.path, trust_remote_code=uses_code)
+        if is_tower:
+            values = {name: value for name, value in facts.hf_config.items() if name != "model_type"}
+            hf_config = CONFIG_MAPPING[facts.model_type](**values)
+        else:
+            hf_config = AutoConfig.from_pretrained(facts.path, trust_remote_code=uses_code)
     except Exception as error:
         # Each configuration class checks its values in its own way.
         where = facts.path / "config.json"
@@ -96,26 +105,32 @@ def _refuse_other_layers(model_type: str, hf_config: Any) -> None:
             raise ModelError(f"model_type={model_type}: {refusal('an index chooses what it attends to (index_topk)')}")
 
 
-def _load(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
+def _load(config: WorkerConfig, hf_config: Any, dtype: torch.dtype, *, is_tower: bool) -> Any:
     path = Path(config.model_path)
     # Looks at every header first, so that a damaged file is named.
-    CheckpointFiles(path)
+    is_pickled = config.load_format == "pt"
+    _ = PickledFiles(path) if is_pickled else CheckpointFiles(path)
     try:
         model, report = _auto_class(hf_config).from_pretrained(
             path,
             config=hf_config,
             dtype=dtype,
             attn_implementation=PROBE,
-            use_safetensors=True,
+            use_safetensors=not is_pickled,
+            weights_only=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
             # They are named below; otherwise a table of many lines would be printed.
             ignore_mismatched_sizes=True,
+            key_mapping={f"^{re.escape(prefix)}": own for prefix, own in PREFIXES.items()} if is_tower else None,
         )
     except Exception as error:
         raise _unusable(hf_config, error) from error
     for kind in ("mismatched_keys", "missing_keys", "unexpected_keys"):
-        names = sorted(name if isinstance(name, str) else _misfit(*name) for name in report.get(kind) or ())
+        found = report.get(kind) or ()
+        if is_tower and kind == "unexpected_keys":
+            found = [name for name in found if name_in_tower(name) is not None]
+        names = sorted(name if isinstance(name, str) else _misfit(*name) for name in found)
         if names:
             raise ModelError(
                 f"{path}: {len(names)} {kind.replace('_keys', '')} weights: {', '.join(names[:5])}. "

@@ -7,7 +7,6 @@ the forward context tells them apart. What cannot work this way is refused (`tra
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +15,23 @@ from torch import Tensor, nn
 from quire.config import ModelFacts, WorkerConfig
 from quire.errors import ModelError, one_line
 from quire.worker.attention import Attention
-from quire.worker.layers.packing import multiply, pack, pack_quantized
+from quire.worker.layers.packing import multiplies_codes, multiply, pack, pack_quantized
 from quire.worker.layers.quantization import QuantizedWeight, Role, Scheme, apply, find_scheme
 from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES, load_hf_model
+from quire.worker.models.transformers_experts import PackedExperts, packed_experts
 from quire.worker.models.transformers_probe import PROBE, AttentionCall, probe, refusal, register_probe
 
 IMPLEMENTATION = "quire"
 _FAILED = "a forward pass with position_ids and without a cache fails"
 
 
-def load_through_transformers(config: WorkerConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """Load, probe and wrap; ModelError says why a model cannot be served this way."""
-    facts = ModelFacts.read(Path(config.model_path))
+def load_through_transformers(
+    config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype, device: torch.device, *, is_tower: bool
+) -> TransformersModel:
+    """Load, probe and wrap; ModelError says why a model cannot be served this way. `is_tower`: a part of the checkpoint
+    (`text_tower.py`)."""
     _register()
-    hf_model = load_hf_model(config, facts, dtype, device)
+    hf_model = load_hf_model(config, facts, dtype, device, is_tower=is_tower)
     try:
         model = TransformersModel(hf_model, facts.vocab_size)
         calls = probe(model.forward, model.compute_logits, device)
@@ -59,6 +61,7 @@ class TransformersModel(nn.Module):
         # an encoder of images; positions have three dimensions then
         self.takes_images = hf_model.config.model_type in IMAGE_MODEL_TYPES
         self.has_grid_positions = self.takes_images
+        self.takes_vectors = True
         # What the model does between hidden states and logits (head, scale, cap) stays its own code: the whole model
         # runs with a backbone that hands through what it is given.
         setattr(hf_model, hf_model.base_model_prefix, _HandThrough())
@@ -87,9 +90,13 @@ class TransformersModel(nn.Module):
         _use(self.backbone, IMPLEMENTATION)
 
     def pack_weights(self) -> None:
-        """Replace plain linear layers by packed ones, one at a time."""
+        """Replace plain linear layers and experts by packed ones, one at a time."""
         for parent in list(self.modules()):
             for name, child in list(parent.named_children()):
+                experts = packed_experts(child, lambda matrix: self._packed(matrix, "linear", "experts"))
+                if experts is not None:
+                    setattr(parent, name, experts)
+                    continue
                 if type(child) is not nn.Linear:
                     continue
                 packed = self._packed(child.weight.data, "head" if id(child) == self._output_layer else "linear", name)
@@ -97,16 +104,17 @@ class TransformersModel(nn.Module):
                     setattr(parent, name, PackedLinear(child, packed))
 
     def share_not_quantized(self) -> float:
-        """Of the elements of all matrices but embeddings. Experts are no linear layers, and stay as they are."""
+        """Of the elements of all matrices but embeddings."""
         in_tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         matrices = [weight for weight in self.parameters() if weight.dim() > 1 and id(weight) not in in_tables]
         packed = [module for module in self.modules() if isinstance(module, PackedLinear)]
         num_left = sum(weight.numel() for weight in matrices)
         num_packed = sum(module.in_features * module.out_features for module in packed)
+        num_packed += sum(module.num_weights for module in self.modules() if isinstance(module, PackedExperts))
         return num_left / max(1, num_left + num_packed)
 
     def _packed(self, weight: Tensor, role: Role, name: str) -> Tensor | None:
-        if self.scheme is not None and weight.device.type == "cpu":
+        if self.scheme is not None and multiplies_codes(weight.device):
             quantized = apply(self.scheme, weight, role, name)
             if isinstance(quantized, QuantizedWeight):
                 return pack_quantized(quantized)

@@ -249,6 +249,7 @@ def _attended(
         layer.sliding_window,
         layer.is_chunked,
         layer.soft_cap,
+        layer.slopes,
     )
     return out_THE
 

@@ -87,6 +87,9 @@ class QuantizedWeight:
         """The rows of these numbers, in this order."""
         return self._map(lambda tensor: tensor.index_select(0, index))
 
+    def to(self, device: torch.device) -> QuantizedWeight:
+        return self._map(lambda tensor: tensor.to(device))
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         offsets = None if self.offsets is None else change(self.offsets)
         return replace(self, values=change(self.values), scales=change(self.scales), offsets=offsets)

@@ -1,0 +1,83 @@
+"""Bamba: Mamba 2 in most layers and attention in a few, where half of each head turns with positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaModel, complete_kv_heads, make_attention
+from quire.worker.models.mamba2_mixer import (
+    SCAN_WEIGHTS,
+    Mamba2Mixer,
+    complete_mixers,
+    complete_time_step_limit,
+    mixer_sizes,
+)
+
+
+def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
+    if config.layer_types[index] == "full_attention":
+        return make_attention(config, index, name, rotary)
+    return Mamba2Mixer(mixer_sizes(config), name)
+
+
+def complete_config(config: Any) -> None:
+    complete_kv_heads(config)
+    complete_time_step_limit(config)
+    complete_mixers(config)
+    # as published, and not in the file
+    config.partial_rotary_factor = 0.5
+    attention = config.attn_layer_indices or ()
+    config.layer_types = [
+        "full_attention" if index in attention else "linear_attention" for index in range(config.num_hidden_layers)
+    ]
+
+
+class BambaForCausalLM(CausalLM):
+    architectures = ("BambaForCausalLM",)
+    checkpoint_map = CheckpointMap(
+        merged=MERGED,
+        modules={
+            "mamba": "self_attn",
+            "feed_forward": "mlp",
+            "pre_ff_layernorm": "post_attention_layernorm",
+            "final_layernorm": "norm",
+            **SCAN_WEIGHTS,
+        },
+    )
+    config_defaults = {
+        "vocab_size": 128_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "attn_layer_indices": None,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_head": None,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "time_step_limit": None,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_mixer)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = BambaForCausalLM

@@ -1,0 +1,62 @@
+"""GLM 4.5 and 4.6: attention of Llama or Qwen 3, and DeepSeek V3's experts behind the first layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.deepseek_v3 import drafting_layers, make_mlp, next_layer
+from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_kv_heads
+from quire.worker.models.qwen3 import Qwen3Attention
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    if config.use_qk_norm:
+        return Qwen3Attention(config, index, name, rotary, 0, output_bias=False)
+    return LlamaAttention(config, name, rotary, qkv_bias=config.attention_bias, output_bias=False)
+
+
+class Glm4MoeForCausalLM(CausalLM):
+    architectures = ("Glm4MoeForCausalLM",)
+    multi_token = next_layer(make_attention)
+    # as Transformers writes them since its fifth version
+    config_names = {"num_mtp_layers": "num_nextn_predict_layers", "num_local_experts": "n_routed_experts"}
+    config_defaults = {
+        "vocab_size": 151_552,
+        "hidden_size": 4096,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": Nullable(8),
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "num_nextn_predict_layers": 1,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": Nullable(1),
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_kv_heads)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
+        super().__init__(model, head_of(config, model.embed_tokens))
+        self.checkpoint_map = CheckpointMap(
+            merged=MERGED, modules={"shared_experts": "shared_expert"}, ignored_modules=drafting_layers(config)
+        )
+
+
+MODEL = Glm4MoeForCausalLM

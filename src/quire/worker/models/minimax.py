@@ -1,0 +1,149 @@
+"""MiniMax: attention without a softmax in most layers, and experts behind each.
+
+x      = norm(hidden)
+hidden = a x + b attention(x)            a, b: two numbers for each kind of layer, and two for experts
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker.layers import LinearAttention, ReplicatedLinear, RMSNorm, RotaryEmbedding, VocabEmbedding, activation
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
+from quire.worker.models.llama import LlamaAttention, complete_kv_heads, make_norm
+from quire.worker.models.mixtral import make_mlp
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+
+
+class LightningAttention(nn.Module):
+    """Queries, keys and values through an activation, and a gate and a norm on what comes out."""
+
+    def __init__(self, config: Any, index: int, name: str) -> None:
+        super().__init__()
+        size, num_heads = config.hidden_size, config.num_attention_heads
+        self.head_dim = config.head_dim or size // num_heads
+        inner = num_heads * self.head_dim
+        self.act = activation(config.hidden_act)
+        self.sigmoid = activation("sigmoid")
+        self.qkv_proj = ReplicatedLinear(size, 3 * inner, bias=False)
+        self.output_gate = ReplicatedLinear(size, inner, bias=False)
+        self.out_proj = ReplicatedLinear(inner, size, bias=False)
+        self.norm = RMSNorm(inner)
+        self.attn = LinearAttention(rates(index, config), self.head_dim, name=f"{name}.attn")
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv_THF = self.act(self.qkv_proj(hidden)).unflatten(-1, (-1, 3 * self.head_dim))
+        query, key, value = qkv_THF.split(self.head_dim, dim=-1)
+        out = self.norm(self.attn(query, key, value).flatten(1))
+        return self.out_proj(self.sigmoid(self.output_gate(hidden)) * out)
+
+
+def rates(index: int, config: Any) -> Tensor:
+    """How fast each head forgets: later layers more slowly."""
+    num_heads = config.num_attention_heads
+    of_head = (2.0 ** (-8 / num_heads)) ** torch.arange(1, num_heads + 1, device="cpu", dtype=torch.float32)
+    return of_head * (1 - index / (config.num_hidden_layers - 1 + 1e-5) + 1e-5)
+
+
+class MiniMaxLayer(nn.Module):
+    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        name = f"model.layers.{index}.self_attn"
+        if config.layer_types[index] == _LINEAR:
+            self.self_attn: nn.Module = LightningAttention(config, index, name)
+            self.scales = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
+        else:
+            window = config.sliding_window or 0
+            self.self_attn = LlamaAttention(
+                config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window
+            )
+            self.scales = config.full_attn_alpha_factor, config.full_attn_beta_factor
+        self.mlp = make_mlp(config, index)
+        self.mlp_scales = config.mlp_alpha_factor, config.mlp_beta_factor
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        kept, added = self.scales
+        hidden = self.input_layernorm(hidden)
+        hidden = hidden * kept + self.self_attn(positions, hidden) * added
+        kept, added = self.mlp_scales
+        hidden = self.post_attention_layernorm(hidden)
+        return hidden * kept + self.mlp(hidden) * added
+
+
+class MiniMaxModel(nn.Module):
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        super().__init__()
+        rotary = RotaryEmbedding.from_config(config, max_model_len)
+        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(MiniMaxLayer(config, index, rotary) for index in range(config.num_hidden_layers))
+        self.norm = make_norm(config)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
+        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        for layer in self.layers:
+            hidden = layer(positions, hidden)
+        return self.norm(hidden)
+
+
+def complete_config(config: Any) -> None:
+    complete_kv_heads(config)
+    if config.layer_types is None:
+        config.layer_types = [_LINEAR if index % 2 else _FULL for index in range(config.num_hidden_layers)]
+    unknown = set(config.layer_types) - {_LINEAR, _FULL}
+    if unknown:
+        raise ModelError(
+            f"config.json: layer_types={sorted(unknown)}: must be {_LINEAR} or {_FULL}. Take the config.json that "
+            "belongs to the weights."
+        )
+
+
+class MiniMaxForCausalLM(CausalLM):
+    architectures = ("MiniMaxForCausalLM",)
+    checkpoint_map = CheckpointMap(
+        modules={"block_sparse_moe": "mlp", "w2": "down_proj"},
+        merged={**MERGED, "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1)},
+        # tables that follow from the number of a layer and a head
+        ignored=(".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay", ".rotary_emb.inv_freq"),
+        convert=split_experts,
+        converts_quantized=True,
+    )
+    config_defaults = {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "layer_types": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "linear_attn_alpha_factor": 1.0,
+        "linear_attn_beta_factor": 1.0,
+        "full_attn_alpha_factor": 1.0,
+        "full_attn_beta_factor": 1.0,
+        "mlp_alpha_factor": 1.0,
+        "mlp_beta_factor": 1.0,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = MiniMaxModel(config, max_model_len)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = MiniMaxForCausalLM

@@ -1,0 +1,58 @@
+"""OLMo 2: norms behind each half, and one over the queries of all heads, as over the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.worker.layers import RMSNorm, RotaryEmbedding
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaModel, PostNormDecoderLayer, complete_kv_heads
+
+
+class Olmo2Attention(LlamaAttention):
+    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
+        bias = config.attention_bias
+        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias)
+        if self.attn.num_heads != config.num_attention_heads:
+            raise ModelError(
+                "tensor_parallel_size: this model normalises the queries of all heads together, of which a worker has "
+                "some. Use pipeline_parallel_size, or one worker."
+            )
+        self.q_norm = RMSNorm(config.num_attention_heads * self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.num_key_value_heads * self.head_dim, config.rms_norm_eps)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = self.qkv_proj(hidden)
+        query, key = self.q_norm(query), self.k_norm(key)
+        self.rotary(positions, query, key, self.head_dim)
+        return self.o_proj(self.attn(query, key, value))
+
+
+class Olmo2ForCausalLM(CausalLM):
+    architectures = ("Olmo2ForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 50_304,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_kv_heads)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, Olmo2Attention, layer_class=PostNormDecoderLayer)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = Olmo2ForCausalLM

@@ -1,0 +1,44 @@
+"""Seed-OSS: Llama with biases on queries, keys and values alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    return LlamaAttention(config, name, rotary, qkv_bias=config.attention_bias, output_bias=config.attention_out_bias)
+
+
+class SeedOssForCausalLM(CausalLM):
+    architectures = ("SeedOssForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 155_136,
+        "hidden_size": 4096,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": Nullable(8),
+        "head_dim": Nullable(128),
+        "hidden_act": "silu",
+        "max_position_embeddings": 524_288,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_heads)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_attention)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = SeedOssForCausalLM

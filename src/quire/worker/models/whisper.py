@@ -1,0 +1,212 @@
+"""Whisper: an encoder that listens to half a minute, and a decoder that looks at what it heard (sound_rows.py).
+
+The decoder's own attention sees the text alone, which stands behind the tokens of the sound: in the second chunk of as
+many tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker.attention import Attention
+from quire.worker.layers import (
+    ColumnParallelLinear,
+    Embedding,
+    LayerNorm,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabEmbedding,
+    activation,
+)
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.whisper_encoder import STRIDE, Encoder
+from quire.worker.sound_rows import Heard
+
+
+class DecoderAttention(nn.Module):
+    """Of the text to itself."""
+
+    def __init__(self, config: Any, name: str) -> None:
+        super().__init__()
+        size, num_heads = config.d_model, config.decoder_attention_heads
+        head_dim = size // num_heads
+        self.qkv_proj = QKVParallelLinear(size, head_dim, num_heads, num_heads)
+        self.attn = Attention(
+            self.qkv_proj.num_heads,
+            self.qkv_proj.num_kv_heads,
+            head_dim,
+            head_dim**-0.5,
+            name=f"{name}.attn",
+            sliding_window=config.max_source_positions,
+            is_chunked=True,
+            kept_from=config.max_source_positions,
+        )
+        self.out_proj = RowParallelLinear(size, size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out_proj(self.attn(*self.qkv_proj(hidden)))
+
+
+class CrossAttention(nn.Module):
+    """Of the text to the sound, whose keys and values are made once."""
+
+    def __init__(self, config: Any, name: str) -> None:
+        super().__init__()
+        size, num_heads = config.d_model, config.decoder_attention_heads
+        head_dim = size // num_heads
+        self.query = ColumnParallelLinear(size, size)
+        self.key = ColumnParallelLinear(size, size, bias=False)
+        self.value = ColumnParallelLinear(size, size)
+        num_own_heads = self.query.group.share_of(num_heads, "decoder_attention_heads")
+        self.attn = Attention(
+            num_own_heads,
+            num_own_heads,
+            head_dim,
+            head_dim**-0.5,
+            name=f"{name}.attn",
+            num_sources=config.max_source_positions,
+        )
+        self.out_proj = RowParallelLinear(size, size)
+
+    def remember(self, encoded_AE: Tensor) -> None:
+        self.attn.store(self.key(encoded_AE), self.value(encoded_AE))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out_proj(self.attn(self.query(hidden)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: Any, name: str) -> None:
+        super().__init__()
+        size = config.d_model
+        self.self_attn = DecoderAttention(config, f"{name}.self_attn")
+        self.self_attn_layer_norm = LayerNorm(size)
+        self.encoder_attn = CrossAttention(config, f"{name}.encoder_attn")
+        self.encoder_attn_layer_norm = LayerNorm(size)
+        self.fc1 = ColumnParallelLinear(size, config.decoder_ffn_dim)
+        self.act = activation(config.activation_function)
+        self.fc2 = RowParallelLinear(config.decoder_ffn_dim, size)
+        self.final_layer_norm = LayerNorm(size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden))
+        hidden = hidden + self.encoder_attn(self.encoder_attn_layer_norm(hidden))
+        return hidden + self.fc2(self.act(self.fc1(self.final_layer_norm(hidden))))
+
+
+class TextPositions(Embedding):
+    """Those of the text, counted from behind the sound: the rows before are never looked at."""
+
+    def __init__(self, num_sources: int, num_positions: int, size: int) -> None:
+        nn.Module.__init__(self)
+        self.num_rows, self.size = num_sources + num_positions, size
+        self._create(self.num_rows, lambda whole, tensor, part: (whole[num_sources:], tensor))
+        self.weight.data[:num_sources].zero_()
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size = config.d_model
+        self.embed_tokens = VocabEmbedding(config.vocab_size, size)
+        self.embed_positions = TextPositions(config.max_source_positions, config.max_target_positions, size)
+        self.scale = math.sqrt(size) if config.scale_embedding else 1.0
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, f"model.layers.{index}") for index in range(config.decoder_layers)
+        )
+        self.layer_norm = LayerNorm(size)
+
+    def remember(self, encoded_AE: Tensor) -> None:
+        for layer in self.layers:
+            layer.encoder_attn.remember(encoded_AE)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = self.embed_tokens(input_ids)
+        if self.scale != 1.0:
+            hidden = hidden * self.scale
+        hidden = hidden + self.embed_positions(positions)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.layer_norm(hidden)
+
+
+def _convert(name: str, weight: Any) -> list[tuple[str, Any]]:
+    """Only the text's attention to itself has one projection. Its keys have no bias, which others of the three have."""
+    if not name.startswith("model.") or ".encoder_attn." in name:
+        for theirs, ours in ((".q_proj.", ".query."), (".k_proj.", ".key."), (".v_proj.", ".value.")):
+            name = name.replace(theirs, ours)
+    elif name.endswith(".k_proj.weight"):
+        return [(name, weight), (f"{name.removesuffix('weight')}bias", weight.new_zeros(weight.shape[0]))]
+    return [(name, weight)]
+
+
+class WhisperForConditionalGeneration(CausalLM):
+    architectures = ("WhisperForConditionalGeneration",)
+    takes_vectors = False
+    checkpoint_map = CheckpointMap(
+        merged={name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")},
+        prefixes={"model.decoder.": "model.", "model.encoder.": "encoder.", "proj_out.": "lm_head."},
+        convert=_convert,
+    )
+    config_defaults = {
+        "vocab_size": 51_865,
+        "d_model": 384,
+        "encoder_layers": 4,
+        "encoder_attention_heads": 6,
+        "encoder_ffn_dim": 1536,
+        "decoder_layers": 4,
+        "decoder_attention_heads": 6,
+        "decoder_ffn_dim": 1536,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+    }
+    takes_sound = True
+    reason_not_to_divide = "each looks at what its encoder made, which one worker has"
+
+    @staticmethod
+    def complete_config(config: Any) -> None:
+        config.hidden_size = config.d_model
+        if config.max_target_positions > config.max_source_positions:
+            raise ModelError(
+                f"config.json: max_target_positions={config.max_target_positions} must not exceed "
+                f"max_source_positions={config.max_source_positions}. Take the config.json that belongs to the weights."
+            )
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = Decoder(config)
+        super().__init__(model, head_of(config, model.embed_tokens))
+        self.encoder = Encoder(config)
+        # tokens of a window of sound, and its features
+        self.num_sources: int = config.max_source_positions
+        self.sound_shape = (config.num_mel_bins, STRIDE * config.max_source_positions)
+
+    def encode_sound(self, features_MF: Tensor) -> Tensor:
+        encoded_SE: Tensor = self.encoder(features_MF)
+        return encoded_SE
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        heard: Heard | None = None,
+        intermediate_tensors: Any = None,
+    ) -> Tensor:
+        """Of the tokens of text. With `heard` a row for each token of the step."""
+        if heard is not None:
+            self.model.remember(heard.encoded_AE)
+            if not len(input_ids):
+                return heard.spread(heard.encoded_AE[:0])
+        hidden: Tensor = self.model(input_ids, positions)
+        return hidden if heard is None else heard.spread(hidden)
+
+
+MODEL = WhisperForConditionalGeneration
