@@ -15,6 +15,7 @@ from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.adapter_files import AdapterTargets, read_adapter
 from quire.worker.adapter_slots import Adapters, attach
 from quire.worker.model_loader import load_model
+from quire.worker.tensor_file import TensorFile
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,7 @@ def first(tensors, side="A"):
         ({"use_dora": True}, "use_dora=True: is not built"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=.* is not built"),
         ({"bias": "all"}, "bias=all: is not built"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights=.*pissa.* is not built"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
@@ -179,16 +181,67 @@ def test_a_file_that_is_written_anew_changes_nothing_that_was_read(house, good):
         torch.testing.assert_close(weights[name][part].a, a, rtol=0, atol=0)
 
 
-def test_a_panic_of_the_library_is_an_error_of_the_file(house, good, monkeypatch):
-    """It is no Exception: nobody would ever learn that the adapter is not coming."""
-    panic = type("PanicException", (BaseException,), {})
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda file: os.truncate(file, 3000), "became shorter"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "was written while it was read"),
+    ],
+)
+def test_a_file_that_is_written_while_it_is_read_is_refused(house, good, monkeypatch, write, words):
+    """Of a file that is mapped, what became shorter would end the process."""
+    path, *_ = good
+    file = path / "adapter_model.safetensors"
+    os.utime(file, (1, 1))
+    of_file = TensorFile.tensor
+    num_read = 0
 
-    def panics(*args, **kwargs):
-        raise panic("index out of bounds")
+    def tensor(opened, name):
+        nonlocal num_read
+        num_read += 1
+        if num_read == 2:
+            write(file)
+        return of_file(opened, name) if "shorter" in words else torch.zeros(opened.shape(name))
 
-    monkeypatch.setattr("quire.worker.adapter_files.safe_open", panics)
-    with pytest.raises(ModelError, match=r"cannot be read \(index out of bounds"):
-        read_adapter(good[0], house[1])
+    monkeypatch.setattr(TensorFile, "tensor", tensor)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_adapter(path, house[1])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_takes_the_place_of_a_file_is_not_waited_for(house, good):
+    """Opening a pipe waits for whoever writes into it, and two that wait would keep all others from coming."""
+    path, *_ = good
+    file = path / "adapter_model.safetensors"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ModelError, match="is not there"):
+        read_adapter(path, house[1])
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"data_offsets": [0, 4]}, "another size than its shape says"),
+        ({"data_offsets": [-1024, 0]}, "another size"),
+        ({"data_offsets": [0, 2**70]}, "header is not valid|another size"),
+        ({"shape": [-4, 64]}, "negative|do not have the rank"),
+        ({"shape": 4}, "header is not valid"),
+    ],
+)
+def test_headers_that_lie(house, good, entry, words):
+    path, *_ = good
+    file = path / "adapter_model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    name = first(header)
+    header[name] |= entry
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + length :])
+    with pytest.raises(ModelError, match=words) as caught:
+        read_adapter(path, house[1])
+    assert "\n" not in str(caught.value)
 
 
 def test_what_peft_itself_writes(house, tmp_path):
@@ -244,23 +297,22 @@ def test_a_model_of_the_transformers_library_is_refused_by_name():
         attach(torch.nn.Linear(2, 2), 1, 8, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("others", "state"), [({}, "ready"), ({"loading": 1}, "loading"), ({"failed": 1}, "failed")], ids=str
-)
-def test_nobody_may_use_an_adapter_before_all_workers_have_it(house, good, others, state):
-    """What the others bring to the sums, in the order in which they are asked."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_adapter_of_the_greatest_rank_takes_what_was_set_aside_for_it(house, tmp_path, dtype):
     base, _ = house
-    model = load_model(worker_config(base))
-    attach(model, 2, 8, torch.float32)
-    asked = []
-
-    def total(number):
-        asked.append(("failed", "loading")[len(asked) % 2])
-        return number + others.get(asked[-1], 0)
-
-    adapters = Adapters(model, 2, 8, torch.float32, total)
-    adapters.load(1, str(good[0]))
-    adapters._loaded[1]._thread.join()
-    answer = adapters.state(1)
-    assert answer["state"] == state
-    assert (answer["error"] is not None) == (state == "failed")
+    model = load_model(worker_config(base, dtype=str(dtype).removeprefix("torch.")))
+    slot_bytes = attach(model, 2, 8, dtype)
+    adapters = Adapters(model, 2, 8, dtype, slot_bytes=slot_bytes)
+    for number in (1, 2, 3):
+        adapters.load(number, str(make_adapter(tmp_path / f"a{number}", base, seed=number, rank=8)))
+        while adapters.state(number)["state"] == "loading":
+            adapters.wait(number)
+    assert adapters.most_bytes(3) == (2 * slot_bytes, 5 * slot_bytes), "two may be read at a time"
+    assert adapters.statistics()["adapter_bytes"] == (2 + 3) * slot_bytes
+    adapters.evict(2)
+    assert adapters.statistics()["adapter_bytes"] == (2 + 2) * slot_bytes
+    small = make_adapter(tmp_path / "small", base, seed=4, rank=2, targets=("q_proj",))
+    adapters.load(4, str(small))
+    while adapters.state(4)["state"] == "loading":
+        adapters.wait(4)
+    assert 0 < adapters.statistics()["adapter_bytes"] - 4 * slot_bytes < slot_bytes / 4

@@ -37,6 +37,43 @@ def test_the_arithmetic_stands_in_the_explanation():
     )
 
 
+@pytest.mark.parametrize(
+    ("free", "own", "num_sharing", "left"),
+    [
+        # its share of all there is
+        (20, 2, 1, 0.9 * 24 - 2),
+        # others have 15 GiB, which is more than the tenth that is theirs: what they leave is not refused
+        (8, 1, 1, 8),
+        # several ranks: each has its own part, and of what is free an equal one
+        (16, 2, 2, 8),
+        (21, 1, 2, 0.9 * 24 / 2 - 1),
+    ],
+)
+def test_an_engine_may_use_its_share_or_what_others_leave(free, own, num_sharing, left):
+    memory = MemoryReport(24 * GIB, free * GIB, "the machine's memory", own * GIB)
+    found = capacity(FakeModel.random(8), memory, StepCost(GIB // 4, "as run"), 0.9, 0, num_sharing=num_sharing)
+    assert found.available_bytes == pytest.approx(left * GIB - GIB // 4, abs=2)
+    assert found.free_bytes == free * GIB // num_sharing
+    assert ("others leave" in found.explanation) == (left * num_sharing == free)
+
+
+def test_what_adapters_may_come_to_take_is_no_room_for_the_cache(tmp_path):
+    options = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 8}
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    config = resolve(EngineOptions(model=str(path), device="cpu", dtype="float32", **options))[0].worker
+    worker = Worker(config)
+    worker.load()
+    memory = MemoryReport(total_bytes=16 * GIB, free_bytes=13 * GIB, limit="the machine's memory")
+    worker._platform.memory = lambda: memory
+    with_adapters = worker.measure_capacity()
+    most = sum(worker._adapters.most_bytes(3))
+    worker._adapters = None
+    without = worker.measure_capacity()
+    assert without.available_bytes - with_adapters.available_bytes == most
+    assert "Set aside for adapters (max_loras, max_cpu_loras): 0.00 GiB." in with_adapters.explanation
+    assert "adapters" not in without.explanation
+
+
 def test_nothing_is_left():
     memory = MemoryReport(total_bytes=4 * GIB, free_bytes=GIB, limit="the machine's memory")
     found = capacity(FakeModel.random(8), memory, StepCost(GIB, "as run"), 0.9)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from quire.worker import crossing
+
 # three ranks in processes, which find each other through files of a folder
 PROGRAM = """
 import os, sys, threading, time
@@ -101,3 +103,25 @@ def run(folder, size, what, environment):
 )
 def test_ranks_that_share_no_memory(tmp_path, size, what, home):
     run(tmp_path, size, what, {"QUIRE_CPU_KERNELS": home})
+
+
+class _DoneAtTheLastMoment:
+    """A look at it ends in vain, and right behind that it is done."""
+
+    def __init__(self, *, is_success: bool) -> None:
+        self._is_success = is_success
+
+    def wait(self, _: object) -> None:
+        raise RuntimeError("timed out")
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return self._is_success
+
+
+def test_what_is_done_right_behind_a_look_has_not_failed():
+    assert crossing._is_done(_DoneAtTheLastMoment(is_success=True))
+    with pytest.raises(RuntimeError):
+        crossing._is_done(_DoneAtTheLastMoment(is_success=False))

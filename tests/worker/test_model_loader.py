@@ -1,5 +1,6 @@
 import json
 import logging
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -180,10 +181,83 @@ def test_a_corrupt_header_is_named(path):
 def test_pickled_weights_are_never_read(path):
     (path / "model.safetensors").unlink()
     (path / "pytorch_model.bin").write_bytes(b"not even a pickle")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*pickles.*safetensors"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*pickles.*load_format=pt.*safetensors"):
         load_model(worker_config(path))
     (path / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match="load_format=dummy"):
+        load_model(worker_config(path))
+
+
+def as_pickle(path):
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    return tensors
+
+
+def test_bin_files_are_read_where_they_are_asked_for(path, tmp_path):
+    expected = ModelHarness(load_model(worker_config(path))).run(0, PROMPT)
+    tensors = as_pickle(path)
+    torch.save(tensors, path / "pytorch_model.bin")
+    for impl in ("native", "transformers"):
+        found = ModelHarness(load_model(worker_config(path, load_format="pt", model_impl=impl))).run(0, PROMPT)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    # in parts, in the layout of old versions, and beside what a trainer left
+    (path / "pytorch_model.bin").unlink()
+    names = list(tensors)
+    parts = {"a.bin": names[::2], "b.bin": names[1::2]}
+    for file, part in parts.items():
+        some = {name: tensors[name] for name in part}
+        torch.save(some, path / file, _use_new_zipfile_serialization=False)
+    torch.save({"step": 3}, path / "training_args.bin")
+    assert torch.equal(ModelHarness(load_model(worker_config(path, load_format="pt"))).run(0, PROMPT), expected)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (path / "b.bin").unlink()
+    with pytest.raises(ModelError, match=r"b\.bin named by pytorch_model\.bin\.index\.json is missing"):
+        load_model(worker_config(path, load_format="pt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"weight": [1, 2]}, "something other than tensors"),
+        ({5: torch.zeros(2)}, "something other than tensors"),
+        ({"weight": torch.zeros(2, device="meta")}, "plain ones"),
+        ({"weight": torch.zeros(2, 2).to_sparse()}, "plain ones"),
+        (None, "cannot be read as tensors"),
+    ],
+    ids=["a list", "a number as name", "no numbers", "sparse", "no pickle"],
+)
+def test_bin_files_that_hold_anything_else_are_refused(content, words, path):
+    as_pickle(path)
+    file = path / "pytorch_model.bin"
+    if content is None:
+        file.write_bytes(b"no pickle")
+    else:
+        torch.save(content, file)
+    with pytest.raises(ModelError, match=words):
+        load_model(worker_config(path, load_format="pt"))
+
+
+def test_a_bin_file_that_would_grow_in_memory_is_refused(path):
+    tensors = as_pickle(path)
+    torch.save(tensors, path / "plain")
+    with ZipFile(path / "plain") as plain, ZipFile(path / "pytorch_model.bin", "w", ZIP_DEFLATED) as compressed:
+        for entry in plain.infolist():
+            compressed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(ModelError, match="is compressed"):
+        load_model(worker_config(path, load_format="pt"))
+
+
+def test_a_download_that_ended_early_is_named(path):
+    (path / "model.safetensors").rename(path / "model-00002-of-00003.safetensors")
+    with pytest.raises(ModelError, match=r"2 of 3 files are missing, such as model-00001-of-00003\.safetensors"):
+        load_model(worker_config(path))
+
+
+def test_a_pointer_of_git_lfs_is_no_file(path):
+    (path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ModelError, match="git lfs pull"):
         load_model(worker_config(path))
 
 

@@ -382,6 +382,7 @@ def test_costs_are_measured_without_a_trace(checkpoint):
         "seconds_per_step",
         "seconds_per_token",
         "seconds_of_drafting",
+        "seconds_per_asked_row",
         "seconds_per_draft_step",
         "seconds_per_draft_token",
     }

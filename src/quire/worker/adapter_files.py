@@ -8,6 +8,7 @@ of the checkpoint has gone.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
@@ -16,22 +17,19 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quire.errors import ModelError, one_line
-from quire.panics import PanicError, panics_are_errors
 from quire.worker.layers.adapters import AdapterStack, LowRank
 from quire.worker.layers.linear import QKVParallelLinear, ReplicatedLinear
 from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.tensor_file import DTYPES, MOST_HEADER_BYTES, TensorFile, TensorFileError, opened
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
-_MOST_HEADER_BYTES = 16 << 20
 # in a list or a pattern of the configuration: each is compared with each module
 _MOST_NAMES = 4096
-_DTYPES = ("F32", "BF16", "F16")
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.(?:default\.)?weight")
 # Fields that change what an adapter means, with the values that leave it alone.
@@ -47,6 +45,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
     "corda_config": (None,),
+    # other beginnings (PiSSA, OLoRA, LoftQ) change the model's own weights, too
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 
 # by layer of the model, and by part of it
@@ -58,57 +58,69 @@ class AdapterTargets:
     """What a model offers: its layers that have slots, by name, and where modules of its checkpoint are."""
 
     layers: Mapping[str, tuple[ReplicatedLinear, AdapterStack]]
+    # those and the ones that other stages of a pipeline have
+    whole: Mapping[str, ReplicatedLinear]
     checkpoint_map: CheckpointMap
     max_rank: int
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: nn.Module, max_rank: int, dtype: torch.dtype) -> AdapterTargets:
+    def of(
+        cls, model: nn.Module, max_rank: int, dtype: torch.dtype, whole: Mapping[str, ReplicatedLinear] | None = None
+    ) -> AdapterTargets:
         layers: dict[str, tuple[ReplicatedLinear, AdapterStack]] = {}
         for name, layer in model.named_modules():
             if isinstance(layer, ReplicatedLinear) and isinstance(layer.adapters, AdapterStack):
                 layers[name] = (layer, layer.adapters)
-        return cls(layers, getattr(model, "checkpoint_map", CheckpointMap()), max_rank, dtype)
+        if whole is None:
+            whole = {name: layer for name, (layer, _) in layers.items()}
+        return cls(layers, whole, getattr(model, "checkpoint_map", CheckpointMap()), max_rank, dtype)
 
     @property
     def most_tensors(self) -> int:
         """Twice A and B of all parts of all layers: a few strangers among them are named, a flood is not looked at."""
-        return 4 * sum(len(layer.part_sizes) for layer, _ in self.layers.values())
+        return 4 * sum(len(layer.part_sizes) for layer in self.whole.values())
 
     @property
     def most_file_bytes(self) -> int:
         """Of all matrices in float32, and of what stands around them."""
-        columns = sum(len(layer.part_sizes) * layer.whole_in_features for layer, _ in self.layers.values())
-        rows = sum(sum(layer.whole_part_sizes) for layer, _ in self.layers.values())
-        return 4 * (columns + rows) * self.max_rank + _MOST_HEADER_BYTES
+        columns = sum(len(layer.part_sizes) * layer.whole_in_features for layer in self.whole.values())
+        rows = sum(sum(layer.whole_part_sizes) for layer in self.whole.values())
+        return 4 * (columns + rows) * self.max_rank + MOST_HEADER_BYTES
 
 
 def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
     """All matrices, checked; ModelError says in one line what is wrong."""
     config = _read_config(folder / CONFIG_FILE)
-    file = folder / WEIGHTS_FILE
-    if not file.is_file():
-        raise ModelError(f"{WEIGHTS_FILE}: is not there. Save the adapter with safetensors; .bin files are not read.")
-    most = targets.most_file_bytes
-    if (size := file.stat().st_size) > most:
-        raise ModelError(
-            f"{WEIGHTS_FILE}: {size:,} bytes; an adapter of this model has at most {most:,} with max_lora_rank="
-            f"{targets.max_rank}. Is it an adapter, and of this model?"
-        )
     try:
-        with panics_are_errors, safe_open(str(file), framework="pt") as opened:
-            return _Reader(opened, config, targets).read()
-    except (SafetensorError, OSError, RuntimeError, PanicError) as error:
+        with opened(folder / WEIGHTS_FILE) as descriptor:
+            most = targets.most_file_bytes
+            if (size := os.fstat(descriptor).st_size) > most:
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: {size:,} bytes; an adapter of this model has at most {most:,} with max_lora_rank="
+                    f"{targets.max_rank}. Is it an adapter, and of this model?"
+                )
+            file = TensorFile(descriptor)
+            weights = _Reader(file, config, targets).read()
+            file.check_unchanged()
+            return weights
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(
+            f"{WEIGHTS_FILE}: is not there. Save the adapter with safetensors; .bin files are not read."
+        ) from error
+    except (TensorFileError, OSError, RuntimeError) as error:
         raise ModelError(f"{WEIGHTS_FILE}: cannot be read ({one_line(error)}). Copy it again.") from error
 
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        if not file.is_file():
-            raise ModelError(f"{CONFIG_FILE}: is not there. Name the folder of an adapter as PEFT writes it.")
-        if file.stat().st_size > _MOST_CONFIG_BYTES:
+        with opened(file) as descriptor:
+            data = os.pread(descriptor, min(os.fstat(descriptor).st_size, _MOST_CONFIG_BYTES) + 1, 0)
+        if len(data) > _MOST_CONFIG_BYTES:
             raise ModelError(f"{CONFIG_FILE}: more than {_MOST_CONFIG_BYTES:,} bytes. Take the one that PEFT wrote.")
-        config = msgspec.json.decode(file.read_bytes())
+        config = msgspec.json.decode(data)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(f"{CONFIG_FILE}: is not there. Name the folder of an adapter as PEFT writes it.") from error
     except OSError as error:
         raise ModelError(f"{CONFIG_FILE}: cannot be read ({error.strerror}). Name the folder of an adapter.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -152,8 +164,8 @@ def _check_number_of_names(field: str, names: Sized) -> None:
 class _Reader:
     """One file."""
 
-    def __init__(self, opened: Any, config: dict[str, Any], targets: AdapterTargets) -> None:
-        self._opened = opened
+    def __init__(self, file: TensorFile, config: dict[str, Any], targets: AdapterTargets) -> None:
+        self._file = file
         self._config = config
         self._targets = targets
 
@@ -167,7 +179,7 @@ class _Reader:
 
     def _pairs(self) -> dict[str, dict[str, str]]:
         """Keys by module and side. Nothing of the tensors is read."""
-        keys = list(self._opened.keys())
+        keys = self._file.names
         most = self._targets.most_tensors
         if len(keys) > most:
             raise ModelError(
@@ -222,7 +234,7 @@ class _Reader:
         probe = torch.empty(b_shape, device="meta")
         places = self._places(module, probe)
         for layer_name, part, piece in places:
-            layer, _ = self._targets.layers[layer_name]
+            layer = self._targets.whole[layer_name]
             inputs = layer.whole_in_features
             outputs = layer.whole_part_sizes[part] if part is not None else sum(layer.whole_part_sizes)
             if a_shape != [rank, inputs] or list(piece.shape) != [outputs, rank]:
@@ -230,10 +242,15 @@ class _Reader:
                     f"{WEIGHTS_FILE}: {_short(module)}: lora_A {a_shape} and lora_B {list(piece.shape)}, the model "
                     f"needs {[rank, inputs]} and {[outputs, rank]}. Is it an adapter of this model?"
                 )
+        if not any(layer_name in self._targets.layers for layer_name, _, _ in places):
+            # another stage reads it
+            return
         a = self._tensor(sides["A"])
         b = self._tensor(sides["B"], scale)
         for layer_name, part, piece in self._places(module, b):
-            layer, _ = self._targets.layers[layer_name]
+            if layer_name not in self._targets.layers:
+                continue
+            layer = self._targets.whole[layer_name]
             parts = weights.setdefault(layer_name, {})
             pieces = {part: piece} if part is not None else dict(enumerate(piece.split(layer.whole_part_sizes)))
             for number, rows in pieces.items():
@@ -250,12 +267,12 @@ class _Reader:
         places: list[tuple[str, int | None, Tensor]] = []
         for name, part, piece in self._targets.checkpoint_map.place(f"{module}.weight", weight):
             layer_name = name.removesuffix(".weight")
-            if layer_name not in self._targets.layers:
+            if layer_name not in self._targets.whole:
                 raise ModelError(
                     f"{WEIGHTS_FILE}: {_short(module)}: no linear layer of this model that takes adapters (embeddings, "
                     "the head and experts do not)."
                 )
-            layer, _ = self._targets.layers[layer_name]
+            layer = self._targets.whole[layer_name]
             if isinstance(part, str) and isinstance(layer, QKVParallelLinear):
                 part = layer.parts.index(part)
             assert part is None or isinstance(part, int)
@@ -273,18 +290,19 @@ class _Reader:
         return int(rank), alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
     def _shape(self, key: str) -> list[int]:
-        piece = self._opened.get_slice(key)
-        shape: list[int] = list(piece.get_shape())
-        if piece.get_dtype() not in _DTYPES or len(shape) != 2:
+        shape = self._file.shape(key)
+        dtype = self._file.dtype(key)
+        if dtype not in DTYPES or len(shape) != 2:
             raise ModelError(
-                f"{WEIGHTS_FILE}: {_short(key)}: {piece.get_dtype()} {shape}: must be a matrix of {', '.join(_DTYPES)}."
+                f"{WEIGHTS_FILE}: {_short(key)}: {_short(dtype)} {_short(shape)}: must be a matrix of "
+                f"{', '.join(DTYPES)}."
             )
         return shape
 
     def _tensor(self, key: str, scale: float = 1.0) -> Tensor:
-        """In the model's type, and in memory of its own: the file may be written anew while the adapter is used."""
-        # the product is a copy, whatever the scale is; float32 holds all of _DTYPES
-        tensor = (self._opened.get_tensor(key).float() * scale).to(self._targets.dtype)
+        """In the model's type."""
+        # float32 holds all of DTYPES
+        tensor = (self._file.tensor(key).float() * scale).to(self._targets.dtype)
         if not tensor.isfinite().all():
             raise ModelError(
                 f"{WEIGHTS_FILE}: {_short(key)}: holds numbers that are not finite, or not when they are scaled and in "

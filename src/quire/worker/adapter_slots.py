@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.config.lora import MOST_LOADING
 from quire.errors import ModelError, UserError, one_line
 from quire.messages import SchedulerOutput
 from quire.worker.adapter_files import AdapterTargets, read_adapter
@@ -35,19 +36,26 @@ from quire.worker.step_member import StepMember
 logger = logging.getLogger(__name__)
 # linear layers that are computed by other operators than theirs
 _WITHOUT_SLOTS = (Router, HeadLinear)
+# for one that is being read, while nothing else is to be done
+_MOST_WAIT_SECONDS = 0.005
+CHANGED = (
+    "its files have changed since it was loaded. Load it again (load_inplace), or put the files back as they were."
+)
 NOT_LOADED = "its adapter is not loaded any more. Load it again."
 
 
 class _Loading:
     """One adapter on its way into memory."""
 
-    def __init__(self, folder: str, targets: AdapterTargets) -> None:
+    def __init__(self, folder: str, targets: AdapterTargets, expected: str | None) -> None:
+        """`expected`: the content, of one that was here before."""
         self.weights: dict[str, PackedAdapter] | None = None
         self.error: str | None = None
         # what tells it from all others, whatever its name and number
         self.content = ""
         self._folder = folder
         self._targets = targets
+        self._expected = expected
         self._thread = threading.Thread(target=self._read, name="quire-adapter", daemon=True)
         self._thread.start()
 
@@ -57,12 +65,21 @@ class _Loading:
                 weights = read_adapter(Path(self._folder), self._targets)
                 packed = {name: self._targets.layers[name][1].pack(parts) for name, parts in weights.items()}
                 self.content = _content_of(packed)
+                if self._expected not in (None, self.content):
+                    raise ModelError(CHANGED)
                 self.weights = packed
         except UserError as error:
             self.error = str(error)
         except Exception as error:
             logger.exception("an adapter could not be read")
             self.error = f"the adapter cannot be read ({type(error).__name__}: {one_line(error)})."
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(packed.a.nbytes + packed.b.nbytes for packed in (self.weights or {}).values())
+
+    def wait(self) -> None:
+        self._thread.join(_MOST_WAIT_SECONDS)
 
     @property
     def state(self) -> str:
@@ -87,44 +104,66 @@ class Adapters:
         num_slots: int,
         max_rank: int,
         dtype: torch.dtype,
-        total: Callable[[float], float] = lambda number: number,
+        slot_bytes: int = 0,
+        whole: nn.Module | None = None,
     ) -> None:
-        """`total`: of the numbers that all ranks bring, each of which reads its own part of an adapter."""
-        self._total = total
-        self._targets = AdapterTargets.of(model, max_rank, dtype)
+        """`whole`: the model with the layers of all stages, where this one has some of them."""
+        self._slot_bytes = slot_bytes
+        layers = None if whole is None else layers_for_slots(whole)
+        self._targets = AdapterTargets.of(model, max_rank, dtype, layers)
         self._loaded: dict[int, _Loading] = {}
+        # of those that were evicted
+        self._content_by_number: dict[int, str] = {}
         # number in each slot, 0 for none, and the step in which it was used last
         self._in_slot = np.zeros(num_slots, dtype=np.int64)
         self._used_at = np.zeros(num_slots, dtype=np.int64)
         self.num_fills = 0
+        self.num_evictions = 0
+
+    def most_bytes(self, most_in_memory: int) -> tuple[int, int]:
+        """(of slots, of what is in memory), with so many there: one that is read is there twice meanwhile."""
+        return len(self._in_slot) * self._slot_bytes, (most_in_memory + MOST_LOADING) * self._slot_bytes
 
     # ------------------------------------------------------------------------------------------ controls
 
     def load(self, number: int, path: str) -> None:
-        """Begins to read; `state` says how far it is."""
-        self._loaded[number] = _Loading(path, self._targets)
+        """Begins to read; `state` says how far it is. Of a number that was evicted none but the same comes back."""
+        self._loaded[number] = _Loading(path, self._targets, self._content_by_number.get(number))
+
+    def wait(self, number: int) -> None:
+        """For one that is being read, a few milliseconds."""
+        if number in self._loaded:
+            self._loaded[number].wait()
 
     def state(self, number: int) -> dict[str, Any]:
+        """Of this rank's part; the executor makes one of those of all ranks."""
         loading = self._loaded.get(number)
-        own = "failed" if loading is None else loading.state
-        error = NOT_LOADED if loading is None else loading.error
-        if self._total(own == "failed"):
-            reason = error or "another worker cannot read the adapter. Load it again."
-            return {"state": "failed", "error": reason, "content": ""}
-        # nobody may use it before all ranks have it
-        state = "loading" if self._total(own == "loading") else "ready"
-        return {"state": state, "error": None, "content": "" if loading is None else loading.content}
+        if loading is None:
+            return {"state": "failed", "error": NOT_LOADED, "content": ""}
+        return {"state": loading.state, "error": loading.error, "content": loading.content}
+
+    def evict(self, number: int) -> None:
+        """No row of the next steps has it, and it may be loaded again."""
+        loading = self._loaded.pop(number, None)
+        self._in_slot[self._in_slot == number] = 0
+        if loading is not None and loading.weights is not None:
+            self._content_by_number[number] = loading.content
+            self.num_evictions += 1
 
     def drop(self, number: int) -> None:
         """No row of a later step has it."""
         self._loaded.pop(number, None)
+        self._content_by_number.pop(number, None)
         self._in_slot[self._in_slot == number] = 0
 
     def statistics(self) -> dict[str, float]:
         return {
             "num_adapters_loaded": len(self._loaded),
+            "adapter_bytes": len(self._in_slot) * self._slot_bytes
+            + sum(one.num_bytes for one in self._loaded.values()),
             "num_adapters_in_slots": int((self._in_slot > 0).sum()),
             "num_adapter_slot_fills_total": self.num_fills,
+            "num_adapter_evictions_total": self.num_evictions,
         }
 
     # ------------------------------------------------------------------------------------------ a step
@@ -176,7 +215,7 @@ class AdapterMember(StepMember):
 
 
 def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> int:
-    """Gives every linear layer of the model slots for adapters; bytes that they take.
+    """Gives every linear layer of the model slots for adapters; bytes that a slot takes, and an adapter at most.
 
     The head and the embedding have none, and neither have experts, their routers and what latent vectors go through.
     """
@@ -185,12 +224,13 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
             f"enable_lora: {type(model).__name__} runs through the Transformers library, and adapters are built for "
             "Quire's own models only. Leave enable_lora out, or take model_impl=native."
         )
-    experts = [module for module in model.modules() if isinstance(module, Expert)]
-    inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
+    if getattr(model, "takes_sound", False):
+        raise ModelError(
+            f"enable_lora: {type(model).__name__} has an encoder that listens, and adapters are built for models of "
+            "text. Leave it out, or merge the adapter into the weights."
+        )
     stacks: list[AdapterStack] = []
-    for layer in model.modules():
-        if not isinstance(layer, ReplicatedLinear) or isinstance(layer, _WITHOUT_SLOTS) or id(layer) in inside_experts:
-            continue
+    for layer in layers_for_slots(model).values():
         stack = AdapterStack(max_rank, layer.in_features, layer.part_sizes, dtype)
         layer.adapters = stack
         stacks.append(stack)
@@ -199,7 +239,20 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
     for stack, piece in zip(stacks, memory.split(sizes), strict=True):
         stack.place(piece)
     logger.info("slots for %d adapters of rank %d take %.1f MiB", num_slots, max_rank, memory.nbytes / 2**20)
-    return memory.nbytes
+    return memory.nbytes // num_slots
+
+
+def layers_for_slots(model: nn.Module) -> dict[str, ReplicatedLinear]:
+    """Those that take adapters, by name."""
+    experts = [module for module in model.modules() if isinstance(module, Expert)]
+    inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, ReplicatedLinear)
+        and not isinstance(layer, _WITHOUT_SLOTS)
+        and id(layer) not in inside_experts
+    }
 
 
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

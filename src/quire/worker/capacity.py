@@ -3,8 +3,9 @@
 The largest step has max_num_batched_tokens tokens in the model and max_num_seqs rows of logits in the sampler, all of
 which draw with top_p and want log-probabilities: the dearest way. A GPU runs it in full. On a CPU that may take many
 seconds, so a small step is run, its live tensors are counted to the byte, and the result is scaled: logits grow in
-proportion to tokens and rows. What is drawn out of them is not scaled, because it is drawn slice by slice. Attention
-runs without a cache here: its own memory is that of its output.
+proportion to tokens and rows. What is drawn out of them is not scaled, because it is drawn slice by slice. On a CPU
+attention runs without a cache here: its own memory is that of its output. A GPU has a cache of one block for it, and
+block tables of full length, so that the work space of its kernels is seen (`scratch_cache.py`).
 
 The same step tells what computing a token costs, for the choice between computing again and swapping (3.4.5).
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -30,11 +32,13 @@ from quire.config import WorkerConfig
 from quire.config.image_sizes import LargestImage
 from quire.messages import LayerSpec, WorkerCapacity
 from quire.worker.attention import attention_layers
+from quire.worker.compilation.graphs import GraphedModel, StepBuffers, bytes_of_graphs
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, Platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
 from quire.worker.sampler.logprobs import LogprobReader
+from quire.worker.scratch_cache import scratch_cache
 from quire.worker.state_cache import recurrent_layers
 
 _SIZE_ON_CPU = 16
@@ -66,6 +70,13 @@ class MeasuredModel(Protocol):
 
 class EncodingModel(Protocol):
     def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor: ...
+
+
+class ListeningModel(Protocol):
+    # of the features of a window, all of one size
+    sound_shape: tuple[int, int]
+
+    def encode_sound(self, features_MF: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,27 @@ def with_encoder(step: StepCost, model: EncodingModel, platform: Platform, confi
     )
 
 
+@torch.inference_mode()
+def with_listener(step: StepCost, model: ListeningModel, platform: Platform, config: WorkerConfig) -> StepCost:
+    """A step before which a window of sound is encoded; what was made of others is kept beside it."""
+
+    def encode() -> None:
+        model.encode_sound(torch.zeros(model.sound_shape, device=platform.device))
+
+    if _runs_in_full(platform):
+        _, num_bytes = _peak(lambda _: encode(), 1, platform)
+    else:
+        with FakeTensorMode(allow_non_fake_inputs=True), LiveTensors() as live:
+            encode()
+        num_bytes = int(live.peak_bytes * _INSIDE_KERNELS)
+    return replace(
+        step,
+        num_bytes=max(step.num_bytes, num_bytes) + config.encoder_cache_bytes,
+        description=f"{step.description}; a window of sound, and {_gib(config.encoder_cache_bytes)} for what was "
+        "encoded",
+    )
+
+
 def _encoder_peak(model: EncodingModel, largest: LargestImage, platform: Platform) -> tuple[int, int]:
     """(tokens of the image that was encoded, bytes that the largest needs). A CPU need not encode it: sizes of tensors
     follow from each other. Where they depend on numbers, a smaller image is encoded."""
@@ -134,6 +166,20 @@ def _encoder_peak(model: EncodingModel, largest: LargestImage, platform: Platfor
     return _peak(run, num_tokens, platform, num_tokens if largest.is_only_size else side**2)
 
 
+def bytes_of_step_graphs(model: nn.Module, platform: Platform, config: WorkerConfig, *, has_adapters: bool) -> int:
+    """What graphs of steps will take, where the device has them; they are captured when caches are there."""
+    device = platform.graph_device()
+    cache = None if device is None else scratch_cache(model, config, platform.device)
+    if device is None or cache is None:
+        return 0
+    try:
+        buffers = StepBuffers.of(model, config, 0, platform.device)
+        graphed = GraphedModel(model, buffers, device, has_adapters=has_adapters)
+        return buffers.num_bytes + bytes_of_graphs(graphed)
+    finally:
+        cache.let_go()
+
+
 def bytes_of_state_copies(states: list[LayerSpec], config: WorkerConfig) -> int:
     """Calculated, for a measured step has no states: those of sequences that absorb several tokens are remembered until
     the step has gone well, all layers of them, and one layer at a time may be gathered for all rows and put back."""
@@ -152,10 +198,12 @@ def measure_largest_step(
     """Memory that the largest step needs above what is in use now, and the time of its tokens. `agree`: how ranks that
     compute together make one time of theirs, so that all go on alike."""
 
+    cache = scratch_cache(model, config, platform.device) if _runs_in_full(platform) else None
+
     def run_model(num_tokens: int) -> Tensor:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)
         positions = torch.arange(num_tokens, device=platform.device) % config.max_model_len
-        with forward_context(profiling_context()):
+        with forward_context(profiling_context() if cache is None else cache.context(num_tokens)):
             return model(tokens, positions)
 
     def make_logits(num_rows: int) -> int:
@@ -178,39 +226,62 @@ def measure_largest_step(
     # The hidden states of all tokens are still there while the sampler runs.
     hidden_bytes = most_tokens * hidden[0][0].nbytes
     rows_bytes += hidden_bytes
+    seconds_per_step = _seconds_per_step(clock)
+    if cache is not None:
+        cache.let_go()
     scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
     return StepCost(
         max(tokens_bytes, rows_bytes),
         f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
         seconds,
         hidden_bytes,
-        _seconds_per_step(clock),
+        seconds_per_step,
     )
 
 
 def capacity(
-    model: nn.Module, memory: MemoryReport, step: StepCost, utilization: float, host_bytes: int = 0
+    model: nn.Module,
+    memory: MemoryReport,
+    step: StepCost,
+    utilization: float,
+    host_bytes: int = 0,
+    aside: Mapping[str, int] = MappingProxyType({}),
+    num_sharing: int = 1,
 ) -> WorkerCapacity:
-    """What is left of the memory, and the arithmetic in words."""
-    allowed = int(memory.total_bytes * utilization)
-    used = memory.total_bytes - memory.free_bytes
-    left = allowed - used - step.num_bytes
+    """What is left of the memory, and the arithmetic in words. `aside`: what will be taken later, by what for;
+    `num_sharing`: workers of this engine that have this memory together, each with an equal part.
+
+    The engine may have a share of all there is; where others have taken more than the rest, it may have what they
+    leave. What fits is not refused because of what they have."""
+    used = memory.own_bytes
+    most = int(memory.total_bytes * utilization)
+    obtainable = memory.free_bytes + used * num_sharing
+    allowed = min(most, obtainable) // num_sharing
+    left = allowed - used - step.num_bytes - sum(aside.values())
     # a state that is copied lies in the cache as well, so copies never need more than half of what is left
     copies = min(step.state_bytes, max(0, left) // 2)
     left -= copies
     states = f"Copies of states in a step: {_gib(copies)}. " if copies else ""
+    later = "".join(f"Set aside for {what}: {_gib(num_bytes)}. " for what, num_bytes in aside.items())
+    share = f"{utilization:.0%} of it may be used: {_gib(most)}"
+    if obtainable < most:
+        share += f", and others leave {_gib(obtainable)} of it"
+    if num_sharing > 1:
+        share += f", {_gib(allowed)} by each of {num_sharing} ranks with its part of the model"
     explanation = (
-        f"{_gib(memory.total_bytes)} is {memory.limit}; {utilization:.0%} of it may be used: {_gib(allowed)}. "
+        f"{_gib(memory.total_bytes)} is {memory.limit}; {share}. "
         f"In use now, weights included: {_gib(used)}. Largest step: {_gib(step.num_bytes)} ({step.description}). "
-        f"{states}Left for the KV cache: {_gib(max(0, left))}."
+        f"{states}{later}Left for the KV cache: {_gib(max(0, left))}."
     )
     layers = [layer.spec for layer in attention_layers(model).values()]
     layers += [layer.spec for layer in recurrent_layers(model).values()]
     return WorkerCapacity(
         layers=layers,
         available_bytes=max(0, left),
+        free_bytes=memory.free_bytes // num_sharing,
+        step_bytes=step.num_bytes + copies + sum(aside.values()),
         explanation=explanation,
-        host_bytes=host_bytes,
+        host_bytes=host_bytes // num_sharing,
         seconds_per_token=step.seconds_per_token,
         seconds_per_step=step.seconds_per_step,
     )

@@ -6,6 +6,7 @@ never: unpickle anything. Called by: `model_loader.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,11 @@ INDEX = "model.safetensors.index.json"
 # Pages of a mapped file count as memory of this process. Mapping anew after so many bytes keeps the peak at the
 # model's weights plus this, or plus one tensor.
 _REMAP_BYTES = 64 * 2**20
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_MOST_PARTS = 10_000
+# what a repository holds in the place of a file that was not fetched
+_POINTER = b"version https://git-lfs"
+_MOST_POINTER_BYTES = 1024
 
 
 class CheckpointFiles:
@@ -94,15 +100,32 @@ def _files_of(path: Path) -> list[Path]:
     if (path / SINGLE).is_file():
         return [path / SINGLE]
     others = sorted(path.glob("*.safetensors"))
+    _check_parts(path, others)
     if others and not any("adapter" in file.name for file in others):
         return others
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
     if pickled:
         raise ModelError(
             f"{path}: only {pickled[0]} and the like, which are Python pickles and could run any code when read. "
-            "Convert them to safetensors with save_pretrained of the Transformers library."
+            "load_format=pt takes tensors alone out of .bin files and refuses all else; or convert them to safetensors "
+            "with save_pretrained of the Transformers library."
         )
     raise ModelError(f"{path}: no {SINGLE} there. Random weights need load_format=dummy.")
+
+
+def _check_parts(path: Path, files: list[Path]) -> None:
+    """Names count the parts of a checkpoint: those of a download that ended early."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if part := _PART.fullmatch(file.name):
+            found.setdefault((part[1], int(part[3])), set()).add(int(part[2]))
+    for (stem, count), numbers in found.items():
+        absent = sorted(set(range(1, count + 1)) - numbers) if count <= _MOST_PARTS else []
+        if absent:
+            raise ModelError(
+                f"{path}: {len(absent)} of {count} files are missing, such as "
+                f"{stem}-{absent[0]:05}-of-{count:05}.safetensors. Download it again: what came whole is kept."
+            )
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -165,6 +188,8 @@ class _NamedTensors:
 
 def _damaged(file: Path, error: Exception) -> ModelError:
     size = file.stat().st_size if file.is_file() else 0
+    if 0 < size < _MOST_POINTER_BYTES and file.read_bytes().startswith(_POINTER):
+        return ModelError(f"{file}: is a pointer of Git LFS, not the file itself. Fetch it with git lfs pull.")
     return ModelError(
         f"{file}: damaged or cut off, {size} bytes long ({error}). Compare its size with the source, and download it "
         "again."

@@ -143,7 +143,9 @@ def _is_done(work: Any) -> bool:
     try:
         work.wait(_LOOK)
     except RuntimeError:
-        if work.is_completed():
+        if not work.is_completed():
+            return False
+        # it may have been done in the moment after the look was over, which is no fault
+        if not work.is_success():
             raise
-        return False
     return True

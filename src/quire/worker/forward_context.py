@@ -2,7 +2,7 @@
 
 Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never:
 be nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
-`attention/layer.py`, `state_cache.py` and `layers/adapters.py`.
+`attention/layer.py`, `state_cache.py`, `layers/adapters.py` and `layers/experts.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,8 @@ class ForwardContext:
     is_profiling: bool = False
     # of each token the slot of its adapter, int32, -1 for none; None: no token has one
     adapter_slots: Tensor | None = None
+    # of each token whether it is nobody's, and stands there because work has one of a few sizes; None: none is
+    is_padding_T: Tensor | None = None
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("quire_forward_context", default=None)
@@ -42,6 +45,22 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def in_place_of_context(context: ForwardContext) -> Iterator[None]:
+    """The same step, as a part of it is to see it."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def padding_of_step() -> Tensor | None:
+    """`is_padding_T` of the step that runs now. Compiled code is of steps that have none."""
+    context = None if torch.compiler.is_compiling() else _current.get()
+    return None if context is None else context.is_padding_T
 
 
 def profiling_context() -> ForwardContext:

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.config.process_memory import process_memory
 from quire.errors import CapacityError, OptionError
 from quire.worker.lazy_memory import lazy_zeros
-from quire.worker.platforms.process_memory import process_memory
 
 # The rest belongs to the weights' pages, to other programs, and on a CPU to the KV cache.
 _SHARE_OF_FREE_MEMORY = 4

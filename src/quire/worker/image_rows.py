@@ -1,13 +1,13 @@
-"""What the model is given of a step in which rows have images: what an encoder made of them, and their positions.
+"""What the model is given of a step in which rows have images: what an encoder made of them, and their positions. Of
+rows that bring vectors of their own: these.
 
-Owns the images of each row, their positions of three dimensions, and a cache of what was encoded, by content and
-bounded in bytes. A row without images gets the same numbers whoever shares its batch. Called by StepComputation.
+Owns the images of each row and their positions of three dimensions. A row without images gets the same numbers whoever
+shares its batch. Called by StepComputation.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
+from quire.worker.encoded_media import EncodedMedia
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
 
@@ -31,12 +32,13 @@ class _Images:
 
     @classmethod
     def of(cls, media: list[Media]) -> _Images:
-        """Text counts by one in all three dimensions; an image stands at one moment, its tokens at rows and columns,
-        and what follows goes on behind the longer of its sides."""
-        positions_3P = np.empty((3, media[-1].end), dtype=np.int64)
+        """Text counts by one in all three dimensions, and so do vectors; an image stands at one moment, its tokens at
+        rows and columns, and what follows goes on behind the longer of its sides."""
+        images = [one for one in media if not one.is_vectors]
+        positions_3P = np.empty((3, images[-1].end if images else 0), dtype=np.int64)
         done = 0
         following = 0
-        for image in media:
+        for image in images:
             positions_3P[:, done : image.start] = following + np.arange(image.start - done)
             following += image.start - done
             height, width = image.cells
@@ -56,21 +58,17 @@ class _Images:
 
 
 class ImageRows(StepMember):
-    """Of a model with an encoder of images. Positions have three dimensions if it has grid positions.
+    """Of a model with an encoder of images, or one that takes vectors. Positions have three dimensions if it has grid
+    positions.
 
-    What was encoded is kept in so many bytes of memory, and the last of it in any case: its row may be in the middle.
+    `cache_bytes`: what was encoded is kept in so many bytes of memory.
     """
 
     def __init__(self, model: Any, device: torch.device, cache_bytes: int = 256 << 20) -> None:
         self._model = model
         self._device = device
-        self._cache_bytes = cache_bytes
         self._by_row: dict[int, _Images] = {}
-        self._encoded: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
-        self._num_bytes = 0
-        self._num_encoded = 0
-        self._num_reported = 0
-        self._num_hits = 0
+        self._encoded = EncodedMedia(cache_bytes)
 
     def admit(self, sequence: AdmittedSequence) -> None:
         self.release(sequence.row)
@@ -92,8 +90,10 @@ class ImageRows(StepMember):
         for image, low, high, place in self._touched(batch):
             if embeds_TE is None:
                 embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
-            encoded = self._encode(image)[low - image.start : high - image.start]
-            embeds_TE[place : place + high - low] = encoded.to(embeds_TE.dtype)
+            part = slice(low - image.start, high - image.start)
+            given = _vectors_of(image, part, self._device) if image.is_vectors else self._encode(image)[part]
+            # a token may be wider than a vector, for what only images fill
+            embeds_TE[place : place + high - low, : given.shape[1]] = given.to(embeds_TE.dtype)
         positions = self.positions(batch)
         return (batch.input_ids_T, positions) if embeds_TE is None else (batch.input_ids_T, positions, embeds_TE)
 
@@ -149,43 +149,35 @@ class ImageRows(StepMember):
                     yield image, low, high, start + low - first
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
-        if num_encoded := self._num_encoded - self._num_reported:
-            output.counts["num_images_encoded"] = num_encoded
-            self._num_reported = self._num_encoded
+        self._encoded.report(output)
 
     def _encode(self, image: Media) -> Tensor:
-        """[length, hidden]; each image alone, so that its bits do not depend on the others of a step."""
-        key = (image.content_hash, *image.shape, *image.grid)
-        known = self._encoded.get(key)
-        if known is not None:
-            self._encoded.move_to_end(key)
-            self._num_hits += 1
-            return known
-        encoded: Tensor = self._model.encode_image(pixels_of(image, self._device), image.grid)
-        self._num_encoded += 1
-        self._encoded[key] = encoded
-        self._num_bytes += encoded.nbytes
-        while self._num_bytes > self._cache_bytes and len(self._encoded) > 1:
-            self._num_bytes -= self._encoded.popitem(last=False)[1].nbytes
-        return encoded
+        return self._encoded.of(image, lambda: self._model.encode_image(pixels_of(image, self._device), image.grid))
 
     def weights_changed(self) -> None:
         self._encoded.clear()
-        self._num_bytes = 0
 
     def statistics(self) -> dict[str, float]:
-        return {
-            "num_images_encoded": self._num_encoded,
-            "num_image_cache_hits": self._num_hits,
-            "image_cache_bytes": self._num_bytes,
-        }
+        return self._encoded.statistics()
 
 
 def _check(image: Media) -> None:
+    if image.is_vectors:
+        if len(image.shape) != 2 or image.shape[0] != image.length or 4 * math.prod(image.shape) != len(image.pixels):
+            raise ModelError(f"media: {len(image.pixels)} bytes are no {image.length} vectors of shape {image.shape}.")
+        return
     num_patches = image.grid[0] * image.grid[1] * image.grid[2]
     is_cut = len(image.shape) == 3 and image.shape[0] == num_patches and math.prod(image.shape) == len(image.pixels)
     if not is_cut or not len(image.mean) == len(image.std) == image.shape[1]:
         raise ModelError(f"media: {image.shape} pixels do not fill a grid of {image.grid} patches.")
+
+
+def _vectors_of(vectors: Media, part: slice, device: torch.device) -> Tensor:
+    """[tokens, width] of these."""
+    width = vectors.shape[1]
+    num_bytes = 4 * width
+    wanted = memoryview(vectors.pixels)[part.start * num_bytes : part.stop * num_bytes]
+    return torch.frombuffer(bytearray(wanted), dtype=torch.float32).reshape(-1, width).to(device)
 
 
 def pixels_of(image: Media, device: torch.device) -> Tensor:

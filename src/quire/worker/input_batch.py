@@ -18,9 +18,10 @@ from torch import Tensor
 
 from quire.messages import IntArray
 from quire.worker.attention.backend import AttentionBackend, AttentionBatch
+from quire.worker.device_tables import device_tables
 from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.row_table import RowTable
-from quire.worker.staging import to_device
+from quire.worker.staging import Array, to_device
 from quire.worker.state_cache import StateBatch, StateTables
 
 
@@ -72,6 +73,7 @@ class BatchBuilder:
         self._states = states
         self.block_size = block_size
         self._device = device
+        self._device_tables = device_tables(table, device)
 
     def build(self, rows_S: IntArray, num_tokens_S: IntArray) -> InputBatch:
         """So many tokens of each row, from those on that are computed."""
@@ -101,15 +103,19 @@ class BatchBuilder:
             lengths_N = np.repeat(lengths_N, counts_N) - back_N
             indices_N = np.repeat(indices_N, counts_N) - back_N
 
-        arrays = [
+        arrays: list[Array] = [
             table.token_ids[row_T, position_T].astype(np.int64),
             position_T,
             indices_N,
             query_starts_S1,
             seq_lens_S.astype(np.int32),
-            *self._block_arrays(rows_S, query_starts_S1, row_T, position_T, int(seq_lens_S.max())),
         ]
+        longest = -(-int(seq_lens_S.max()) // self.block_size)
+        if self._device_tables is None:
+            arrays += self._block_arrays(rows_S, query_starts_S1, row_T, position_T, longest)
         input_ids_T, positions_T, logits_indices_N, starts, seq_lens, *blocks = to_device(arrays, self._device)
+        if self._device_tables is not None:
+            blocks = self._device_tables.prepare(rows_S, starts, len(row_T), longest, self.block_size)
         attention = tuple(
             AttentionBatch(
                 query_starts_S1=starts,
@@ -143,13 +149,12 @@ class BatchBuilder:
         return to_device([slots[row_T]], self._device)[0] if (slots[rows_S] >= 0).any() else None
 
     def _block_arrays(
-        self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int
-    ) -> list[npt.NDArray[np.int32] | IntArray]:
+        self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, longest: int
+    ) -> list[Array]:
         """For each group: block tables, trimmed to the longest sequence, and the slot of each token, -1 where nothing
         is to be written."""
-        arrays: list[npt.NDArray[np.int32] | IntArray] = []
+        arrays: list[Array] = []
         index_T, offset_T = np.divmod(position_T, self.block_size)
-        longest = -(-max_seq_len // self.block_size)
         written_n = query_starts_S1[:-1][self._table.is_written[rows_S]]
         for block_table in self._table.block_tables[: self._table.num_attention_groups]:
             arrays.append(block_table[rows_S, :longest])

@@ -25,6 +25,7 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import row_elements
-from quire.worker.lazy_memory import commit_ahead, lazy_zeros
+from quire.worker.lazy_memory import commit_ahead, give_back, lazy_zeros, resident_bytes
 from quire.worker.state_cache import StatefulLayer
 from quire.worker.swap_arena import SwapArena
 
@@ -51,6 +52,8 @@ class KVCache:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.swap_arena = SwapArena((), 0, OrdinaryMemory())
+        # blocks whose memory is there before anybody uses them
+        self._num_committed = 0
 
     def allocate(
         self,
@@ -86,9 +89,9 @@ class KVCache:
             of_target = any(not layer.spec.is_draft for layer in layers.values())
             first = 0 if of_target else len(self.tensors)
             self._bind_states(layout, states, num_blocks, device, first)
-        if device.type == "cpu":
-            arrays = [tensor.flatten().numpy() for tensor in self.tensors]
-            commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
+        if device.type == "cpu" and self.tensors:
+            self._num_committed = -(-_COMMIT_AHEAD_BYTES // sum(tensor.shape[1] for tensor in self.tensors))
+            commit_ahead([_bytes_of(tensor[: self._num_committed]) for tensor in self.tensors])
 
     def _bind_states(
         self,
@@ -120,7 +123,19 @@ class KVCache:
     def copy_blocks(self, pairs: IntArray) -> None:
         """Columns (source, destination): all copies of a step in one call."""
         if pairs.size and self.tensors:
-            kernels.copy_blocks(self.tensors, torch.from_numpy(np.ascontiguousarray(pairs.T)))
+            kernels.copy_blocks(self.tensors, torch.from_numpy(np.array(pairs.T, order="C")))
+
+    def give_back(self, first: int, end: int) -> None:
+        """On a CPU: blocks [first, end) hold nothing; their memory goes back to the system until they are written. What
+        was committed ahead stays."""
+        first = max(first, self._num_committed)
+        for tensor in self.tensors:
+            give_back(_bytes_of(tensor[first:end]))
+
+    @property
+    def num_resident_bytes(self) -> int:
+        """On a CPU: what of it is in memory."""
+        return sum(resident_bytes(_bytes_of(tensor)) for tensor in self.tensors)
 
     @property
     def num_bytes(self) -> int:
@@ -147,6 +162,10 @@ def _key_and_value(tensor: Tensor, start: int, layer: Attention, block_size: int
     if not value_dim:
         return keys, keys
     return keys, heads[..., num_key_elements:].unflatten(-1, (block_size, -1))
+
+
+def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    return tensor.flatten().numpy()
 
 
 def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:

@@ -28,7 +28,7 @@ _MAY_BE_ZERO = (
 # Far above what any model has: a number that was made up must not be built, layer by layer, until memory ends.
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 class MissingKeyError(ModelError, AttributeError):

@@ -1,7 +1,7 @@
 """From a checkpoint, as it is, to a model that is ready to run.
 
 Owns: the order of loading (build in the final type, fill and pack layer by layer, bind a backend). Must never: hold the
-weights twice, or unpickle. Called by: `worker.py`.
+weights twice, or run what it reads. Called by: `worker.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from quire.worker.model_config import read_model_config
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.registry import find_native, native_class
 from quire.worker.models.stages import keep_stage
+from quire.worker.models.text_tower import TextTower, map_of_tower
+from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES
 from quire.worker.packed_store import PackedStore
 from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
@@ -44,7 +46,10 @@ def load_model(config: WorkerConfig) -> nn.Module:
     platform = current_platform(config.device)
     dtype = platform.dtype(config.dtype)
     scheme = None if config.quantization is None else find_scheme(config.quantization)
-    model_class = _native_class(config, facts)
+    model_class, tower = _choice(config, facts)
+    if tower is not None:
+        facts = tower.facts
+        _logger.warning("%s.", tower.remark)
     if model_class is None:
         from quire.worker.models.transformers_fallback import load_through_transformers
 
@@ -54,9 +59,9 @@ def load_model(config: WorkerConfig) -> nn.Module:
                 "Transformers library, whose layers cannot be shared. Leave out tensor_parallel_size and its like."
             )
         _refuse_quantized(facts, f"the Transformers library under Quire's attention (model_type={facts.model_type})")
-        model = load_through_transformers(config, dtype, platform.device)
+        model = load_through_transformers(config, facts, dtype, platform.device, is_tower=tower is not None)
     else:
-        model = _load_native(config, facts, model_class, scheme)
+        model = _load_native(config, facts, model_class, scheme, is_tower=tower is not None)
     pack_weights(model)
     backend = bind_backend(
         model, config.attention_backend, config.slots_per_block, platform.device.type, config.kv_cache_dtype
@@ -80,7 +85,7 @@ def _form_of_weights(config: WorkerConfig, model: nn.Module) -> str:
         return f" with weights as {config.quantization}"
     _logger.warning(
         "quantization=%s: %.0f %% of the weights stay as they are. Where Transformers runs the model its linear layers "
-        "are quantized on a CPU, and experts are no linear layers.",
+        "are quantized on a CPU, and experts that are stacked as in most families.",
         config.quantization,
         100 * share,
     )
@@ -92,12 +97,16 @@ class _PartlyQuantized(Protocol):
     def share_not_quantized(self) -> float: ...
 
 
-def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any], scheme: Scheme | None) -> nn.Module:
+def _load_native(
+    config: WorkerConfig, facts: ModelFacts, model_class: type[Any], scheme: Scheme | None, *, is_tower: bool
+) -> nn.Module:
     platform = current_platform(config.device)
     dtype = platform.dtype(config.dtype)
     file = facts.config_file
     with _unusable_values_named(file, model_class):
-        model = build_model(facts, model_class, dtype, platform.device, config.max_model_len)
+        model = build_model(config, facts, model_class, dtype, platform.device)
+    if is_tower:
+        model.checkpoint_map = map_of_tower(getattr(model, "checkpoint_map", CheckpointMap()))
     if config.load_format == "dummy":
         make_weights(model, functools.partial(fill_randomly, seed=config.seed), scheme)
         return model
@@ -106,42 +115,52 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
     store = _packed_store(config, facts, dtype)
     if store is not None and store.load(model):
         return model
-    load_weights(model, open_checkpoint(facts, dtype), scheme)
+    load_weights(model, open_checkpoint(facts, dtype, config.load_format), scheme)
     if store is not None:
         store.save_soon(model)
     return model
 
 
 def build_model(
-    facts: ModelFacts, model_class: type[Any], dtype: torch.dtype, device: torch.device, max_model_len: int
+    config: WorkerConfig, facts: ModelFacts, model_class: type[Any], dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
     """The model of a native file, this stage's layers of it, without weights; on `meta` a plan that takes no memory."""
     # nobody asks a backbone for tokens; a head that is tied takes no weights
     values = facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True}
     model_config = read_model_config(facts.config_file, values, model_class)
     with building(dtype, device):
-        model: nn.Module = model_class(model_config, max_model_len)
-    keep_stage(model, current_ranks().stages)
+        model: nn.Module = model_class(model_config, config.max_model_len)
+    keep_stage(model, current_ranks().stages, has_embedding_at_end=_drafts_with_its_embedding(config))
     return model
+
+
+def _drafts_with_its_embedding(config: WorkerConfig) -> bool:
+    """A head that drafts takes the model's, where it brings none."""
+    return config.speculation is not None and config.speculation.method in ("eagle", "mtp")
 
 
 def plan_of_model(config: WorkerConfig) -> nn.Module | None:
     """What `load_model` fills, without memory: which parameters there are, and what goes where. None where the
     Transformers library runs the model."""
     facts = ModelFacts.read(Path(config.model_path))
-    model_class = _native_class(config, facts)
+    model_class, tower = _choice(config, facts)
     if model_class is None:
         return None
     dtype = current_platform(config.device).dtype(config.dtype)
-    return build_model(facts, model_class, dtype, torch.device("meta"), config.max_model_len)
+    model = build_model(config, facts if tower is None else tower.facts, model_class, dtype, torch.device("meta"))
+    if tower is not None:
+        model.checkpoint_map = map_of_tower(getattr(model, "checkpoint_map", CheckpointMap()))
+    return model
 
 
 def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -> PackedStore | None:
     """Where this model's packed weights are kept, if they are."""
-    if config.device != "cpu" or not config.packed_weights_cache or not cpu.load():
+    if config.device != "cpu" or not config.packed_weights_cache or config.load_format == "pt" or not cpu.load():
         return None
     kernels = Path(cpu.statistics()["path"]).name
     form = f"{dtype} {config.quantization} {config.rank} {config.grid} {kernels}"
+    if config.grid.pipeline > 1 and _drafts_with_its_embedding(config):
+        form += " with embedding"
     return PackedStore.of(facts.path, form, config.packed_weights_cache)
 
 
@@ -171,6 +190,17 @@ def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _choice(config: WorkerConfig, facts: ModelFacts) -> tuple[type[Any] | None, TextTower | None]:
+    """The class that runs the checkpoint, None for the Transformers library; and its text model where that is all that
+    is served."""
+    if facts.model_type in IMAGE_MODEL_TYPES or find_native(facts.model_type, []) is not None or facts.path.is_file():
+        return _native_class(config, facts), None
+    tower = TextTower.of(facts)
+    if tower is None:
+        return _native_class(config, facts), None
+    return _native_class(config, tower.facts), tower
 
 
 def _native_class(config: WorkerConfig, facts: ModelFacts) -> type[Any] | None:

@@ -56,6 +56,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
+        times = self.isolation.computation.times
+        times.begin()
         for member in self._beginning:
             member.begin()
         self.isolation.open(scheduled)
@@ -69,6 +71,7 @@ class ModelRunner:
         output.failures |= failures
         for member in self._ending:
             member.end(scheduled, output)
+        times.ends("finish")
         return output
 
     def _apply(self, scheduled: SchedulerOutput) -> dict[int, str]:

@@ -3,12 +3,12 @@ on what it has computed itself, and hears later what was sampled.
 
     stage 0     apply  compute  send                                      settle: tokens, drafts
     stage 1                          receive  apply  compute  sample ...... to the core, which tells the others with the
-                                                                            next decision
+                                                              and draft     next decision
 
 Every stage applies the same decision to rows and blocks of its own, in the same order. What only the last one knows,
-what became of the tokens, comes to the others as its answer to the step; a row is in one step at a time, so nobody
-needs it before. A row that fails on one stage is not computed on the next ones, and what it should have written there
-counts as not written (step_isolation.py).
+what became of the tokens and what it drafts, comes to the others as its answer to the step; a row is in one step at a
+time, so nobody needs it before. A row that fails on one stage is not computed on the next ones, and what it should have
+written there counts as not written (step_isolation.py).
 
 Owns the steps that are not settled yet. Called by ModelRunner as a member of each step, by StepComputation in the place
 of the model's inputs and of the sampler, and by Worker with the answers.
@@ -31,7 +31,6 @@ from quire.worker.layers.ranks import StageGroup
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
 from quire.worker.sampler.sampler import Sampler
-from quire.worker.speculative import Drafting
 from quire.worker.step_computation import ModelInputs
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
@@ -133,15 +132,15 @@ class StageInputs(StepMember):
 class StageOutputs(StepMember):
     """Of a stage that is not the last: stands in the place of the sampler, and samples nothing."""
 
-    def __init__(self, stages: StageGroup, table: RowTable, sampler: Sampler, drafting: Drafting) -> None:
+    def __init__(self, stages: StageGroup, table: RowTable, sampler: Sampler) -> None:
         """`sampler`: what it is told of rows decides which of them can be computed, on every stage alike."""
         self.beside = sampler.beside
         self._stages = stages
         self._table = table
-        self._drafting = drafting
         # of the step that is computed: what was, in parts
         self._parts: list[tuple[InputBatch, Tensor]] = []
-        self._unsettled: dict[int, _Unsettled] = {}
+        # by step whose answer is not known yet: rows that were let go of since, or have another sequence
+        self._gone: dict[int, set[int]] = {}
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         # a copy: a recorded program computes the next part in the same memory
@@ -153,15 +152,15 @@ class StageOutputs(StepMember):
 
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
         placed = [one.row for one in scheduled.admitted] + [one.row for one in scheduled.forked]
-        for unsettled in self._unsettled.values():
-            unsettled.gone.update(scheduled.released, placed)
+        for gone in self._gone.values():
+            gone.update(scheduled.released, placed)
         return {}
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
         parts = self._parts
         self._parts = []
         if parts:
-            self._unsettled[scheduled.step] = _Unsettled(scheduled, *parts[-1])
+            self._gone[scheduled.step] = set()
         tensor = torch.cat([tensor for _, tensor in parts]) if parts else torch.empty(0, 0)
         passed = Passed(
             step=scheduled.step,
@@ -182,33 +181,34 @@ class StageOutputs(StepMember):
 
     def settle(self, answer: StepOutput) -> None:
         """What the last stage said to a step. Rows that have changed hands since are none of its business any more."""
-        unsettled = self._unsettled.get(answer.step)
+        gone = self._gone.get(answer.step)
         # a step to try the model out is never answered to
-        self._unsettled = {step: one for step, one in self._unsettled.items() if step > answer.step}
-        if unsettled is None:
+        self._gone = {step: rows for step, rows in self._gone.items() if step > answer.step}
+        if gone is None:
             return
         table = self._table
-        gone = int_array(list(unsettled.gone))
-        is_here = ~np.isin(answer.rows, gone)
-        rows = answer.rows[is_here]
-        table.append(rows, table.num_verified(rows) + _numbers_of_each(rows), answer.token_ids[is_here])
-        failed = np.setdiff1d(int_array(list(answer.failures)), gone)
-        table.drop_drafts(failed)
-        table.step_back(np.setdiff1d(answer.late, gone))
-        self._drafting.end_step(
-            unsettled.scheduled, unsettled.batch, unsettled.hidden_TE, rows, set(answer.late.tolist())
-        )
+        rows, token_ids = _without(gone, np.stack([answer.rows, answer.token_ids]))
+        table.append(rows, table.num_verified(rows) + _numbers_of_each(rows), token_ids)
+        table.drop_drafts(_without(gone, int_array(list(answer.failures))))
+        table.step_back(_without(gone, answer.late))
+        rows, drafts = _without(gone, answer.drafts)
+        table.set_drafts(rows, _numbers_of_each(rows), drafts)
 
 
-class _Unsettled:
-    """A step whose answer this stage does not know yet."""
+class StageAnswer(StepMember):
+    """Of the last stage: what it drafts, the others compute in a later step."""
 
-    def __init__(self, scheduled: SchedulerOutput, batch: InputBatch, hidden_TE: Tensor) -> None:
-        self.scheduled = scheduled
-        self.batch = batch
-        self.hidden_TE = hidden_TE
-        # rows that were let go of, or have another sequence
-        self.gone: set[int] = set()
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        output.drafts = self._table.drafts_of(np.setdiff1d(scheduled.rows, list(output.failures)))
+
+
+def _without(gone: set[int], columns: Any) -> Any:
+    """Those of other rows; the first of several columns has the rows."""
+    rows = columns[0] if columns.ndim > 1 else columns
+    return columns[..., ~np.isin(rows, int_array(list(gone)))]
 
 
 def _are_same(left: Any, right: Any) -> bool:

@@ -56,6 +56,9 @@ class RowTable:
         # entries of a row in the last table, if that one is of recurrent states
         self.num_state_blocks = 0
         self._num_blocks = 0
+        # Numbers of the entries of block tables that were written since they were taken, if anybody takes them.
+        self.notes_changes = False
+        self._changes: list[IntArray] = []
 
     def open_groups(
         self,
@@ -104,6 +107,10 @@ class RowTable:
         self.token_ids[row, :num_tokens] = self.token_ids[parent, :num_tokens]
         # Whole rows: where a table ends is known to the core alone, and block ids after it do no harm.
         self.block_tables[:, row] = self.block_tables[:, parent]
+        if self.notes_changes:
+            num_groups, num_rows, width = self.block_tables.shape
+            starts = (np.arange(num_groups) * num_rows + row) * width
+            self._changes.append((starts[:, None] + np.arange(width)).reshape(-1))
         self.num_computed[row] = fork.num_computed_tokens
         self.num_total[row] = num_tokens
         # what the child has of the parent's drafts is as little verified
@@ -139,7 +146,16 @@ class RowTable:
         if block_writes.size:  # most steps of a few rows have none
             groups, rows, indices, block_ids = block_writes
             self.block_tables[groups, rows, indices] = block_ids
+            if self.notes_changes:
+                _, num_rows, width = self.block_tables.shape
+                self._changes.append((groups * num_rows + rows) * width + indices)
             self.is_written[rows] = False
+
+    def take_changes(self) -> IntArray:
+        """Numbers of the entries that were written since the last call, as if all tables were one vector."""
+        changes = [np.empty(0, dtype=np.int64), *self._changes]
+        self._changes = []
+        return np.concatenate(changes)
 
     # ------------------------------------------------------------------------------------------ what a step computed
 
@@ -181,6 +197,22 @@ class RowTable:
         self.token_ids[rows[index], self.num_total[rows[index]] + place] = drafts[is_draft]
         self.num_drafts[rows] = is_draft.sum(axis=1)
         self.num_total[rows] += self.num_drafts[rows]
+
+    def set_drafts(self, rows: IntArray, places: IntArray, token_ids: IntArray) -> None:
+        """Each row once for each of its drafts; `places` 0, 1, 2 ... of a row. What it had of drafts counts no more."""
+        num_verified = self.num_verified(rows)
+        self.token_ids[rows, num_verified + places] = token_ids
+        self.num_drafts[rows] = places + 1
+        self.num_total[rows] = num_verified + places + 1
+
+    def drafts_of(self, rows: IntArray) -> IntArray:
+        """Columns (row, token), [2, n], as they follow each other."""
+        rows = rows[self.num_drafts[rows] > 0]
+        counts = self.num_drafts[rows]
+        row_n = np.repeat(rows, counts)
+        ends = counts.cumsum()
+        index_n = np.arange(len(row_n)) - np.repeat(ends - counts, counts) + self.num_verified(row_n)
+        return np.stack([row_n, self.token_ids[row_n, index_n].astype(np.int64)])
 
     def drop_drafts(self, rows: IntArray) -> None:
         """What was computed beyond the verified tokens of these rows is nothing."""

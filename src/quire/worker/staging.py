@@ -13,6 +13,16 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 
 
+class SentToDevice:
+    """By this process, in copies of arrays. Weights, blocks and images go other ways."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
+SENT_TO_DEVICE = SentToDevice()
+
+
 def to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """Tensors of these arrays; on a CPU they share memory, elsewhere arrays of one dtype travel in one copy."""
     if device.type == "cpu":
@@ -20,11 +30,19 @@ def to_device(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     moved: list[Tensor] = [torch.empty(0)] * len(arrays)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         indices = [i for i, array in enumerate(arrays) if array.dtype == dtype]
-        flat = torch.from_numpy(np.concatenate([arrays[i].reshape(-1) for i in indices])).pin_memory()
-        pieces = flat.to(device, non_blocking=True).split([arrays[i].size for i in indices])
+        flat = send(torch.from_numpy(np.concatenate([arrays[i].reshape(-1) for i in indices])), device)
+        pieces = flat.split([arrays[i].size for i in indices])
         for i, piece in zip(indices, pieces, strict=True):
             moved[i] = piece.view(arrays[i].shape)
     return moved
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. Out of pinned memory, because any other copy waits for the device."""
+    if device.type == "cpu":
+        return tensor
+    SENT_TO_DEVICE.num_bytes += tensor.nbytes
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Array]:
@@ -34,7 +52,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Array]:
     """
     if all(tensor.is_cpu for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
-    flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).cpu().numpy()
+    flat = read(torch.cat([tensor.reshape(-1).double() for tensor in tensors]))
     bounds = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
     pieces = np.split(flat, bounds)
     return [
@@ -43,5 +61,10 @@ def to_host(tensors: Sequence[Tensor]) -> list[Array]:
     ]
 
 
+def read(flat: Tensor) -> Array:
+    """Waits until the device has computed it."""
+    return flat.cpu().numpy()
+
+
 def _numpy_dtype(dtype: torch.dtype) -> npt.DTypeLike:
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return np.dtype(str(dtype).removeprefix("torch."))

@@ -28,7 +28,7 @@ from quire.messages import IntArray, LayerSpec
 from quire.state_layout import STATE_HEADER_BYTES, StateLayout
 from quire.worker.forward_context import current_forward_context
 from quire.worker.kernels import cpu
-from quire.worker.kernels.sequence_states import SequenceStates, put
+from quire.worker.kernels.sequence_states import HostSpans, SequenceStates, put
 from quire.worker.row_table import RowTable
 from quire.worker.staging import to_device
 
@@ -57,6 +57,8 @@ class TokenSpans:
     num_kept_S: Tensor
     # 1: the state has absorbed the first of them already
     num_read_S: Tensor
+    # the first two on the host, for a recurrence that loops over tokens
+    on_host: HostSpans
 
 
 class StateBatch:
@@ -70,8 +72,10 @@ class StateBatch:
         num_kept_S: Tensor,
         query_starts_S1: Tensor,
         undone: Tensor | None = None,
+        on_host: HostSpans | None = None,
     ) -> None:
         """`undone`: indices of sequences whose states are remembered until the step has gone well. See StateTables."""
+        self.on_host = on_host
         self.tables_Sn = tables_Sn
         self.starts_S = starts_S
         self.num_kept_S = num_kept_S
@@ -85,7 +89,13 @@ class StateBatch:
     def of(self, layer: StatefulLayer) -> SequenceStates:
         """Those of one layer."""
         return SequenceStates(
-            self._places, layer.first_chunk, self.tables_Sn, self.starts_S, self.query_starts_S1, self.num_kept_S
+            self._places,
+            layer.first_chunk,
+            self.tables_Sn,
+            self.starts_S,
+            self.query_starts_S1,
+            self.num_kept_S,
+            self.on_host,
         )
 
     def undo(self) -> None:
@@ -124,7 +134,8 @@ class StateTables:
             np.flatnonzero(is_undone_S),
         ]
         tables_Sn, starts, kept, undone = to_device(arrays, self._device)
-        return StateBatch(self._places, tables_Sn, starts, kept, query_starts_S1, undone)
+        on_host = HostSpans([0, *np.cumsum(num_tokens_S).tolist()], kept_S.tolist())
+        return StateBatch(self._places, tables_Sn, starts, kept, query_starts_S1, undone, on_host)
 
 
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
@@ -190,7 +201,8 @@ class RecurrentLayer(StatefulLayer):
 
     def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
         buffer, num_read_S = states.gather(self.state_bytes)
-        spans = TokenSpans(states.query_starts_S1, states.num_kept_S, num_read_S)
+        on_host = states.on_host or HostSpans(states.query_starts_S1.tolist(), states.num_kept_S.tolist())
+        spans = TokenSpans(states.query_starts_S1, states.num_kept_S, num_read_S, on_host)
         inputs = [tensor.float().contiguous() for tensor in inputs]
         out_float = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         self.compute(self._views(buffer), inputs, out_float, spans)

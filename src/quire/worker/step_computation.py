@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.failpoints import failpoint
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array
+from quire.observability.step_times import NoStepTimes
 from quire.worker.attention import AttentionBackend
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
@@ -119,8 +120,10 @@ class StepComputation:
         drafting: Drafting,
         platform: Platform,
         inputs: ModelInputs | None = None,
+        times: NoStepTimes | None = None,
     ) -> None:
         self.model = model
+        self.times = times or NoStepTimes()
         self.backend = backend
         self.sampler = sampler
         self.batches = batches
@@ -138,10 +141,15 @@ class StepComputation:
         self._states = batch.states
         failpoint("in_forward", batch.input_ids_T)
         with attention_context(batch, self.backend):
-            hidden_TE = self.model(*self._inputs.of(batch))
+            arguments = self._inputs.of(batch)
+            self.times.ends("prepare")
+            hidden_TE = self.model(*arguments)
+            self.times.ends("forward")
         try:
             failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in batch.rows_S]))
-            return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
+            sampled = self.sampler.sample(hidden_TE, batch)
+            self.times.ends("sample")
+            return Computed(batch, hidden_TE, sampled)
         except Exception as error:
             raise NotSampledError from error
 
@@ -176,7 +184,9 @@ class StepComputation:
         late_rows = self.sampler.beside.late
         if self._drafting.is_on or scheduled.step_data or late_rows:
             hidden_TE = computed.hidden_TE
+            self.times.ends("finish")
             output.speculated = self._drafting.end_step(scheduled, batch, hidden_TE, output.rows, late_rows)
+            self.times.ends("draft")
         return output
 
     def report(self, scheduled: SchedulerOutput) -> IntArray:

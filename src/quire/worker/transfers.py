@@ -6,8 +6,10 @@ Owns nothing. Each move is handed over by itself, so that an exception is about 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import cast
 
-from quire.kv_connectors.connector import STEP_DATA, StepTransfers, WorkerHalf
+from quire.kv_connectors.connector import STEP_DATA, StagedHalf, StepTransfers, WorkerHalf
 from quire.messages import SchedulerOutput, StepOutput
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
@@ -64,6 +66,29 @@ class Transfers(StepMember):
         self._connector.close()
 
 
+class StageTransfers(Transfers):
+    """Of a stage of a pipeline, behind what sends the step itself: the next stage waits for that first."""
+
+    def __init__(self, connector: StagedHalf, isolation: StepIsolation) -> None:
+        super().__init__(connector, isolation)
+        self._half = connector
+
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        self._half.hand_on()
+        super().end(scheduled, output)
+        output.spilled = dict(self._half.take_spilled())
+
+    def keep(self, blocks: Mapping[bytes, bytes]) -> None:
+        self._half.keep(blocks)
+
+
 def _moves_of(scheduled: SchedulerOutput) -> StepTransfers:
     moves: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
     return moves
+
+
+def transfers_with(connector: WorkerHalf, isolation: StepIsolation, *, is_stage: bool) -> Transfers:
+    """`is_stage`: of a pipeline, for which a connector has a half of another kind."""
+    if is_stage:
+        return StageTransfers(cast("StagedHalf", connector), isolation)
+    return Transfers(connector, isolation)

@@ -21,6 +21,7 @@ from quire.errors import ModelError
 from quire.worker.checkpoints import Checkpoint
 from quire.worker.layers.embedding import Embedding, LMHead
 from quire.worker.layers.linear import ReplicatedLinear
+from quire.worker.layers.packing import multiplies_codes
 from quire.worker.layers.parameter import (
     Part,
     ShapeMismatchError,
@@ -198,8 +199,10 @@ class _Filling:
             ) from None
         except GroupBorderError as error:
             raise ModelError(f"{source}: {error}. Choose another number of workers.") from None
-        if isinstance(piece, QuantizedWeight) and parameter.device.type != "cpu":
-            piece = piece.dequantize(parameter.dtype)
+        if isinstance(piece, QuantizedWeight):
+            piece = piece.to(parameter.device)
+            if not multiplies_codes(parameter.device):
+                piece = piece.dequantize(parameter.dtype)
         put(parameter, place, piece)
         self._waiting[name].discard(placement.part)
         if not self._waiting[name]:

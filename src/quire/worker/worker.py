@@ -6,54 +6,81 @@ this order: load, measure_capacity, initialize_cache, then execute and control a
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from quire.config import WorkerConfig
-from quire.config.kv_store import TIERED
+from quire.config import ModelFacts, WorkerConfig
+from quire.config.engine_config import TIERED
+from quire.config.images import MOST_OPEN_BYTES
+from quire.config.process_memory import resident_bytes_of_process
+from quire.config.speech_tokens import SpeechTokens
 from quire.errors import EngineError, ModelError, UserError, one_line
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.observability.step_times import WORKER_PHASES, StepTimes
 from quire.state_layout import state_layout
 from quire.structured_output.grammars import Grammars
 from quire.worker.adapter_slots import AdapterMember, Adapters, attach
-from quire.worker.attention import Attention, attention_layers
+from quire.worker.attention import Attention, attention_layers, encoding_layers
 from quire.worker.attention.cpu import CpuBackend
-from quire.worker.capacity import bytes_of_state_copies, capacity, measure_largest_step, with_draft, with_encoder
-from quire.worker.compilation import compile_layers, record_model
+from quire.worker.capacity import (
+    bytes_of_state_copies,
+    bytes_of_step_graphs,
+    capacity,
+    measure_largest_step,
+    with_draft,
+    with_encoder,
+    with_listener,
+)
+from quire.worker.compilation import (
+    GraphedModel,
+    StepBuffers,
+    compile_layers,
+    graph_model,
+    record_model,
+    why_no_graphs,
+)
+from quire.worker.compilation.graphs import GraphDevice
+from quire.worker.encoder_rows import EncoderRows
 from quire.worker.host_memory import host_memory
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
-from quire.worker.layers.embedding import LMHead
+from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
 from quire.worker.layers.quantization import find_scheme
-from quire.worker.layers.ranks import Ranks, among
+from quire.worker.layers.ranks import Ranks, StageGroup, among
 from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
+from quire.worker.models.stages import hands_on_inner_states
 from quire.worker.packed_store import num_mapped_bytes, wait_until_kept
 from quire.worker.patience import Patience
-from quire.worker.pipeline import StageInputs, StageOutputs
+from quire.worker.pipeline import StageAnswer, StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors import RowFollower
 from quire.worker.sampler.sampler import Sampler
-from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
+from quire.worker.sound_rows import SoundRows
+from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer, prepare_to_draft
 from quire.worker.speculative.cost import measure_costs
+from quire.worker.staging import SENT_TO_DEVICE
 from quire.worker.state_cache import StateTables, recurrent_layers
 from quire.worker.step_computation import StepComputation, StepSampler, TokenInputs
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
-from quire.worker.transfers import Transfers
+from quire.worker.transfers import StageTransfers, Transfers, transfers_with
 from quire.worker.trial_step import try_step
 from quire.worker.weight_update import WeightUpdate
 
+logger = logging.getLogger(__name__)
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
 _PATIENCE_SECONDS = 8.0
 _PATIENCE_SECONDS_OF_A_DEVICE = 30.0
@@ -77,16 +104,20 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
-        self._inputs: TokenInputs | ImageRows | StageInputs = TokenInputs()
+        self._inputs: TokenInputs | ImageRows | SoundRows | EncoderRows | StageInputs = TokenInputs()
         self._grammars = Grammars()
-        self._connector = make_worker_half(config.kv_connector)
+        self._connector = make_worker_half(config.kv_connector, self._ranks if self._ranks.size > 1 else None)
+        self._transfers: Transfers | None = None
         self._adapters: Adapters | None = None
         self._runner: ModelRunner | None = None
+        # steps of one token as graphs, where the device has them
+        self._graphs: GraphedModel | None = None
         # of a stage of a pipeline that is not the last one
         self._outputs: StageOutputs | None = None
         # that were checked, and not taken yet
         self._weights: WeightUpdate | None = None
         self._seconds_per_token = 0.0
+        self._times = StepTimes(time.perf_counter, WORKER_PHASES, prefix="worker_")
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
@@ -97,6 +128,9 @@ class Worker:
             "measure_swap": self._measure_swap,
             "open_vocabulary": self._grammars.open,
             "prepare_form": self._grammars.prepare,
+            "give_back": lambda first, end: self._ready_runner().cache.give_back(first, end),
+            "resident_memory": self._resident_memory,
+            "step_times": self._step_times,
             "check_weights": self._check_weights,
             "digest_weights": self._digest_weights,
             "update_weights": self._update_weights,
@@ -106,13 +140,22 @@ class Worker:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
         with among(self._ranks):
             self._model = self._model_loader(self._config)
+        if self._config.enable_prompt_embeds and not getattr(self._model, "takes_vectors", False):
+            raise ModelError(
+                f"enable_prompt_embeds: {type(self._model).__name__} reads tokens themselves, so that no vectors can "
+                "stand in their place. Leave it out."
+            )
         self._adapters = self._open_adapters(self._model)
-        # A draft is whole on every rank: it is small, and all draft the same. What it keeps of a token lies in blocks
-        # that are shared.
-        with among(Ranks(context=self._ranks.context)):
-            self._proposer = make_proposer(self._config, self._model)
+        # A draft is whole on every rank of the last stage: it is small, and all draft the same. What it keeps of a
+        # token lies in blocks that are shared.
+        if self._ranks.stages.is_last:
+            with among(Ranks(context=self._ranks.context)):
+                self._proposer = make_proposer(self._config, self._model)
+        else:
+            prepare_to_draft(self._config, self._model)
 
-    def measure_capacity(self) -> WorkerCapacity:
+    def measure_capacity(self, num_sharing: int = 1) -> WorkerCapacity:
+        """`num_sharing`: workers of this engine on this machine."""
         model = self._loaded_model()
         step = with_draft(
             measure_largest_step(model, self._platform, self._config, self._ranks.agree),
@@ -120,13 +163,22 @@ class Worker:
         )
         if _takes_images(model) and self._ranks.stages.is_first:
             step = with_encoder(step, model, self._platform, self._config)
+        if _takes_sound(model):
+            step = with_listener(step, model, self._platform, self._config)
         states = [layer.spec for layer in recurrent_layers(model).values()]
         step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
         memory = self._platform.memory()
         mapped = num_mapped_bytes(model)
-        memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped))
-        host_bytes = max(0, self._host_memory.free_bytes() - mapped)
-        found = capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
+        # pages of a file that are read in every step are as good as taken
+        memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped), process_bytes=memory.own_bytes + mapped)
+        aside, host_aside = self._set_aside(model)
+        if self._graph_device(model) is not None:
+            has_adapters = self._adapters is not None
+            aside["graphs"] = bytes_of_step_graphs(model, self._platform, self._config, has_adapters=has_adapters)
+            self._platform.release_memory()
+        host_bytes = max(0, self._host_memory.free_bytes() - mapped - host_aside)
+        share = self._config.gpu_memory_utilization
+        found = capacity(model, memory, step, share, host_bytes, aside, num_sharing)
         self._seconds_per_token = found.seconds_per_token
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
@@ -151,7 +203,12 @@ class Worker:
         recurrent = recurrent_layers(model)
         if self._ranks.stages.size > 1:
             groups = [[name for name in names if name in cached_layers or name in recurrent] for names in groups]
-        cache.allocate(cached_layers, groups, num_blocks, config.slots_per_block, device, recurrent, num_state_blocks)
+        graph_device = self._graph_device(model)
+        # The core knows of none that is behind its last one: there graphs write what is nobody's.
+        num_spare = 0 if graph_device is None else 1
+        cache.allocate(
+            cached_layers, groups, num_blocks + num_spare, config.slots_per_block, device, recurrent, num_state_blocks
+        )
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
         specs += [layer.spec for layer in recurrent.values()]
@@ -160,32 +217,46 @@ class Worker:
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
-        if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
-            for module in self._proposer.recordable(model):
+        if graph_device is not None:
+            buffers = StepBuffers.of(model, config, num_blocks, device)
+            self._graphs = graph_model(model, buffers, graph_device, has_adapters=self._adapters is not None)
+        elif self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
+            for module in [] if hands_on_inner_states(model) else self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
         of_attention = groups[: len(groups) - (num_state_blocks > 0)]
         windows = [_window_of([cached_layers[name] for name in names]) for names in of_attention]
         blocks_per_row = -(-config.max_model_len // config.block_size)
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, num_state_blocks)
-        backend = next((layer.backend for layer in layers.values()), None)
-        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._ranks.size == 1)
+        encoding = encoding_layers(model)
+        backend = next((layer.backend for layer in [*layers.values(), *encoding]), None)
+        sampler = Sampler(
+            table,
+            model.compute_logits,
+            self._grammars,
+            is_alone=self._ranks.size == 1,
+            classify=getattr(model, "classify", None),
+            speech=SpeechTokens.read(ModelFacts.read(Path(config.model_path))) if _takes_sound(model) else None,
+            watermark=config.watermark,
+        )
         state_tables = StateTables(table, list(recurrent.values()), device) if states else None
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
         stages = self._ranks.stages
-        if _takes_images(model):
+        if _takes_images(model) or config.enable_prompt_embeds:
             self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
+        if _takes_sound(model):
+            self._inputs = SoundRows(model, list(layers.values()), device, config.encoder_cache_bytes)
+        if encoding:
+            self._inputs = EncoderRows(encoding, config.max_num_seqs, device)
         if not stages.is_first:
             self._inputs = StageInputs(stages, table, self._inputs)
         step_sampler: StepSampler = sampler
-        step_drafting = drafting
         if not stages.is_last:
-            step_sampler = self._outputs = StageOutputs(stages, table, sampler, drafting)
-            step_drafting = Drafting(table, NoProposer())
+            step_sampler = self._outputs = StageOutputs(stages, table, sampler)
         computation = StepComputation(
-            model, backend, table, step_sampler, batches, step_drafting, self._platform, self._inputs
+            model, backend, table, step_sampler, batches, drafting, self._platform, self._inputs, self._times
         )
         isolation = StepIsolation(
             computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
@@ -195,12 +266,15 @@ class Worker:
         if drafting.is_on:
             followers.append(self._proposer)
             members.append(drafting)
-        if not isinstance(self._connector, NoWorkerHalf):
-            members.append(Transfers(self._connector, isolation))
+        if drafting.is_on and stages.size > 1:
+            members.append(StageAnswer(table))
         if isinstance(self._inputs, StageInputs):
             self._inputs.open(isolation)
         if self._outputs is not None:
             members.append(self._outputs)
+        if not isinstance(self._connector, NoWorkerHalf):
+            self._transfers = transfers_with(self._connector, isolation, is_stage=stages.size > 1)
+            members.append(self._transfers)
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
@@ -223,6 +297,11 @@ class Worker:
         self._counters["num_failures"] += len(output.failures)
         return output
 
+    def keep(self, blocks: Mapping[bytes, bytes]) -> None:
+        """What all stages of a pipeline have spilled in a step, by name. From any thread."""
+        assert isinstance(self._transfers, StageTransfers)
+        self._transfers.keep(blocks)
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation by name."""
         operation = self._controls.get(name)
@@ -239,6 +318,7 @@ class Worker:
             **self._inputs.statistics(),
             **(self._adapters.statistics() if self._adapters is not None else {}),
             "num_rows_used": used,
+            "num_graph_replays_total": 0 if self._graphs is None else self._graphs.num_replays,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,
             "num_compiled_grammars": self._grammars.num_compiled,
@@ -257,8 +337,10 @@ class Worker:
         self._outputs = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
+        self._transfers = None
         self._grammars.close()
         self._adapters = None
+        self._graphs = None
         self._model = None
 
     def _open_adapters(self, model: nn.Module) -> Adapters | None:
@@ -267,14 +349,40 @@ class Worker:
         if not config.max_loras:
             return None
         dtype = self._platform.dtype(config.dtype)
-        attach(model, config.max_loras, config.max_lora_rank, dtype)
-        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype, self._ranks.total)
+        slot_bytes = attach(model, config.max_loras, config.max_lora_rank, dtype)
+        whole = None
+        if self._ranks.stages.size > 1:
+            with among(replace(self._ranks, stages=StageGroup())):
+                whole = plan_of_model(config)
+        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype, slot_bytes, whole)
         self._controls |= {
             "load_adapter": adapters.load,
             "adapter_state": adapters.state,
+            "await_adapter": adapters.wait,
+            "evict_adapter": adapters.evict,
             "drop_adapter": adapters.drop,
         }
         return adapters
+
+    def _set_aside(self, model: nn.Module) -> tuple[dict[str, int], int]:
+        """(of the device, by what for; of the host) that will be taken later: a CPU commits slots of adapters when they
+        are filled, and has one memory for all."""
+        needs: dict[str, int] = {}
+        slots = 0
+        if self._adapters is not None:
+            slots, in_memory = self._adapters.most_bytes(self._config.max_cpu_loras)
+            needs["adapters (max_loras, max_cpu_loras)"] = in_memory
+        if _takes_images(model) or _takes_sound(model):
+            # of each worker, and of whoever serves
+            needs["images and sounds of requests"] = MOST_OPEN_BYTES * (2 if self._config.rank == 0 else 1)
+        elif self._config.enable_prompt_embeds:
+            needs["vectors of requests"] = MOST_OPEN_BYTES * (2 if self._config.rank == 0 else 1)
+        total = sum(needs.values())
+        if self._platform.name != "cpu":
+            return {}, total
+        if slots:
+            needs["slots of adapters"] = slots
+        return needs, total + slots
 
     def _weight_update(self, path: Path) -> WeightUpdate:
         """With a plan that is made anew: it costs less than it would to keep."""
@@ -318,7 +426,23 @@ class Worker:
         wait_until_kept(self._loaded_model())
         num_weights = update.apply()
         self._inputs.weights_changed()
+        if self._graphs is not None:
+            # Weights that were packed anew lie elsewhere.
+            self._graphs.capture()
         return num_weights
+
+    def _resident_memory(self) -> dict[str, float]:
+        """On a CPU: of the cache and of this process, what is in memory."""
+        cache = self._ready_runner().cache
+        return {
+            "kv_cache_bytes": cache.num_bytes,
+            "kv_cache_resident_bytes": cache.num_resident_bytes,
+            "resident_bytes": resident_bytes_of_process(),
+        }
+
+    def _step_times(self) -> dict[str, float]:
+        """Of steps so far; what is sent to a device all workers of a process send together."""
+        return {**self._times.statistics(), "step_bytes_device_total": SENT_TO_DEVICE.num_bytes}
 
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile, and where ranks would have to lose it together."""
@@ -330,8 +454,11 @@ class Worker:
         """Seconds per block and direction; 0.0 without swap space."""
         return self._ready_runner().cache.swap_arena.measure(self._platform.synchronize)
 
-    def _measure_speculation(self) -> dict[str, float]:
-        """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
+    def _measure_speculation(self) -> dict[str, float] | None:
+        """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched. None
+        of a stage that does not draft: steps wait for the one that does."""
+        if not self._ranks.stages.is_last:
+            return None
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
         costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._ranks.agree)
@@ -340,6 +467,21 @@ class Worker:
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()
+
+    def _graph_device(self, model: nn.Module) -> GraphDevice | None:
+        """What captures the steps of this model, if they can be graphs and nobody asked for something else."""
+        device = None if self._config.enforce_eager else self._platform.graph_device()
+        if device is None:
+            return None
+        reason = why_no_graphs(model)
+        if self._ranks.stages.size > 1:
+            reason = "it is one of several stages"
+        elif hands_on_inner_states(model):
+            reason = "something that drafts looks into its layers"
+        if reason is None:
+            return device
+        logger.warning("steps of one token are no graphs, because %s", reason)
+        return None
 
     def _record(self, model: nn.Module) -> None:
         """Where the forward pass of a model can be one program, it is from now on."""
@@ -368,12 +510,18 @@ class Worker:
 
 
 def _vocab_sizes(model: nn.Module) -> list[int]:
-    """That of the model's own head; models that come with another library check token ids themselves."""
-    return [module.vocab_size for module in model.modules() if isinstance(module, LMHead)][:1]
+    """That of the model's own head, or of an encoder; models that come with another library check ids themselves."""
+    heads = [module.vocab_size for module in model.modules() if isinstance(module, LMHead)]
+    embeddings = [module.num_rows for module in model.modules() if isinstance(module, VocabEmbedding)]
+    return [*heads, *embeddings][:1]
 
 
 def _takes_images(model: nn.Module) -> bool:
     return bool(getattr(model, "takes_images", False))
+
+
+def _takes_sound(model: nn.Module) -> bool:
+    return bool(getattr(model, "takes_sound", False))
 
 
 def _window_of(layers: list[Attention]) -> int:

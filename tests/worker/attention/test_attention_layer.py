@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -141,7 +143,7 @@ def test_a_context_is_never_nested_and_ends_with_its_step():
 
 
 def test_backends_are_found_by_name():
-    assert backend_names()[:2] == ["cpu", "reference"]
+    assert backend_names()[:3] == ["cpu", "triton", "reference"]
     assert make_backend("reference").name == "reference"
     with pytest.raises(OptionError, match=r'Did you mean "reference"'):
         make_backend("refrence")
@@ -150,7 +152,8 @@ def test_backends_are_found_by_name():
 def test_a_backend_that_does_not_fit_is_refused_with_its_reason():
     with pytest.raises(ModelError, match="cpu: it computes on CPUs, not on cuda"):
         bind_backend(nn.ModuleList([layer()]), "cpu", BLOCK, "cuda")
-    assert bind_backend(nn.ModuleList([layer()]), "auto", BLOCK, "cuda").name == "reference"
+    expected = "triton" if find_spec("triton") else "reference"
+    assert bind_backend(nn.ModuleList([layer()]), "auto", BLOCK, "cuda").name == expected
 
 
 def test_a_backend_of_another_package_is_found(tmp_path, monkeypatch):

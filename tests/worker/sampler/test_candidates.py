@@ -1,5 +1,7 @@
 """Candidates of rows whose next token the core chooses, against a plain float32 log-softmax and a plain sort."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -162,7 +164,7 @@ def test_they_mix_with_greedy_and_sampled_rows():
         driver.admit(row, PROMPT[row % 4 :], **fields)
     driver.admit(1, PROMPT[1:], num_candidates=4, **BEAMS)
     # what a processor would do is not done
-    odd = SamplingParams(temperature=0.5, logit_bias={7: 50.0}, allowed_token_ids=[7], frequency_penalty=2.0)
+    odd = SamplingParams(temperature=0.5, logit_bias={7: 50.0}, allowed_token_ids=[7])
     driver.admit(5, PROMPT[2:], num_candidates=2, sampling=odd)
     output = driver.step()
 
@@ -178,6 +180,23 @@ def test_they_mix_with_greedy_and_sampled_rows():
         own = alone.step()
         assert own.token_ids.tolist() == driver.tokens[row][-1:]
         assert own.logprobs.get(row) == output.logprobs.get(row)
+
+
+def test_penalties_move_log_probabilities_and_rows_without_them_stay():
+    model = FakeModel.random(vocab_size=50)
+    driver = driver_of(model)
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.25)
+    driver.admit(0, PROMPT, num_candidates=50, sampling=sampling)
+    driver.admit(3, PROMPT, num_candidates=50, **BEAMS)
+    found = driver.step().candidates
+    plain, penalised = (dict(zip(one.token_ids, one.logprobs, strict=True)) for one in (found[3], found[0]))
+    said = set(PROMPT)
+    assert found[0].logprobs == sorted(found[0].logprobs, reverse=True)
+    for token, logprob in plain.items():
+        # the frequency is that of the output, of which there is none yet
+        assert penalised[token] == pytest.approx(logprob * 1.5 if token in said else logprob)
+    assert found[0].log_total == pytest.approx(math.log(sum(map(math.exp, penalised.values()))), abs=1e-5)
+    assert found[3] == expected(model.logits_after(PROMPT), 50)
 
 
 def test_a_prompt_in_chunks_has_candidates_at_its_end():

@@ -53,6 +53,27 @@ def test_chosen_then_the_best(driver, model, count):
     assert_entry(entry, expected_entry(model, PROMPT, int(output.token_ids[0]), min(count, 50)))
 
 
+def test_those_of_named_tokens(driver, model):
+    named = SamplingParams(temperature=0.0, logprob_token_ids=[40, 2, 40 + 1])
+    driver.admit(0, PROMPT[1:], sampling=SamplingParams(temperature=0.0, logprobs=2))
+    driver.admit(1, PROMPT, sampling=named)
+    driver.admit(2, PROMPT)
+    driver.admit(3, PROMPT[2:], sampling=SamplingParams(temperature=0.0, logprob_token_ids=[7], logit_bias={7: 90.0}))
+    output = driver.step()
+
+    assert sorted(output.logprobs) == [0, 1, 3]
+    (entry,) = output.logprobs[1]
+    chosen = int(output.token_ids[1])
+    values = torch.log_softmax(model.logits_after(PROMPT), -1)
+    assert entry.token_ids == [chosen, 40, 2, 41]
+    assert entry.logprobs == pytest.approx(values[entry.token_ids].tolist(), abs=1e-5)
+    assert entry.ranks[1:] == [0, 0, 0]
+    # the chosen one appears once
+    (entry,) = output.logprobs[3]
+    assert entry.token_ids == [7]
+    assert_entry(output.logprobs[0][0], expected_entry(model, PROMPT[1:], int(output.token_ids[0]), 2))
+
+
 def test_they_are_those_of_the_raw_logits(driver, model):
     sampling = SamplingParams(
         temperature=0.3, top_k=2, logit_bias={7: 50.0}, repetition_penalty=1.5, allowed_token_ids=[7, 8], logprobs=4

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from quire.worker.attention.layer import Attention
 
 
+# tokens of a block that lives no longer than the call of a layer that is not causal
+STEP_BLOCK = 16
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Everything about a layer that may decide whether a backend can serve it."""
@@ -38,6 +42,12 @@ class AttentionSpec:
     is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
+    # ALiBi: a slope a head, times the position of each key, is added to scores
+    has_slopes: bool = False
+    # False: the tokens of a sequence see each other, and keys and values are those of the step alone
+    is_causal: bool = True
+    # keys and values are those of what an encoder made, and are given to `store`
+    has_sources: bool = False
     # a value is the beginning of its key and not kept again: `v_cache` is `k_cache`, and there is no value to store
     values_in_keys: bool = False
 
@@ -59,6 +69,8 @@ class AttentionBatch:
     max_seq_len: int
     # each token sees its sequence up to there, which is more than itself; None: up to itself, as text does
     ends_T: Tensor | None = None
+    # of layers that are not causal: so many blocks of STEP_BLOCK tokens hold the keys and values of the step
+    num_step_blocks: int = 0
 
 
 class PagedKernels(Protocol):
@@ -80,8 +92,10 @@ class PagedKernels(Protocol):
 class AttentionBackend(Protocol):
     """One way of computing attention over a paged KV cache.
 
-    A class may also have `cache_dtypes`, the types in which it can keep keys and values beside the model's own; without
-    it, it is never asked to.
+    A class may also have `cache_dtypes`, the types in which it can keep keys and values beside the model's own,
+    `takes_not_causal`, which is true if it takes keys and values from `Attention.caches`, and
+    `store(layer, key_TKD, value_TKE, metadata)`, which stores without attending (cross attention); without them, it is
+    never asked to.
     """
 
     name: str

@@ -12,11 +12,13 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.messages import LayerSpec
-from quire.worker.attention.backend import AttentionBackend, AttentionSpec
+from quire.worker.attention.backend import STEP_BLOCK, AttentionBackend, AttentionBatch, AttentionSpec
+from quire.worker.attention.heads import Heads
 from quire.worker.forward_context import current_forward_context
 from quire.worker.kernels.cache_format import SCALE_BYTES, has_scales, row_elements
-from quire.worker.layers.ranks import current_ranks
+from quire.worker.layers.ranks import current_group, current_ranks
 
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
 _layers: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
@@ -24,7 +26,10 @@ _next_index = 0
 
 
 class Attention(nn.Module):
-    """Causal attention of each sequence's new tokens over all its tokens, whose keys and values are kept in blocks."""
+    """Causal attention of each sequence's new tokens over all its tokens, whose keys and values are kept in blocks.
+
+    Where it is not causal, sequences are computed whole, their tokens see each other, and nothing is kept.
+    """
 
     def __init__(
         self,
@@ -40,10 +45,21 @@ class Attention(nn.Module):
         sinks: Tensor | None = None,
         value_dim: int | None = None,
         values_in_keys: bool = False,
+        slopes: Tensor | None = None,
+        is_causal: bool = True,
+        num_sources: int = 0,
+        kept_from: int = 0,
     ) -> None:
-        """`values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept.
+        """`slopes`: of ALiBi, one a head of the whole model (`layers/alibi.py`).
+
+        `num_sources`: cross attention. The first so many tokens of a sequence are what an encoder made; their keys and
+        values are given to `store`, and all tokens behind them see them, and nothing else.
+        `kept_from`: of a sequence, only the tokens from there on come to this layer.
+
+        `values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept.
 
         `is_chunked`: the window does not slide. A token sees, up to itself, its own chunk of `sliding_window` tokens.
+        A window of one that is not causal reaches as far ahead as back.
         """
         super().__init__()
         if num_heads % num_kv_heads:
@@ -62,8 +78,24 @@ class Attention(nn.Module):
         self.is_chunked = is_chunked and sliding_window > 0
         self.soft_cap = soft_cap
         self.sinks = sinks
+        self.slopes: Tensor | None
+        own = None if slopes is None else current_group().slice_of(slopes.float(), 0).to(torch.get_default_device())
+        self.register_buffer("slopes", own, persistent=False)
         # the workers that share the keys and values of each sequence: each keeps every size-th position
         self.ranks = current_ranks().context
+        self.is_causal = is_causal
+        self.num_sources = num_sources
+        self.kept_from = kept_from
+        if num_sources and self.ranks.size > 1:
+            raise ModelError(
+                f"context_parallel_size={self.ranks.size}: workers cannot share the keys of what an encoder made. Use "
+                "tensor_parallel_size, or leave it out."
+            )
+        if not is_causal and self.ranks.size > 1:
+            raise ModelError(
+                f"context_parallel_size={self.ranks.size}: the tokens of this model see each other, and no keys are "
+                "kept that workers could share. Use tensor_parallel_size, or leave it out."
+            )
         # the type that the model is built in
         self.dtype = torch.get_default_dtype()
         # what keys and values are kept as; `bind_backend` may change it
@@ -86,6 +118,8 @@ class Attention(nn.Module):
             scale_bytes=(1 if self.values_in_keys else 2) * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
             sliding_window=self.sliding_window,
             is_chunked=self.is_chunked,
+            kept_from=self.kept_from,
+            kept_until=self.num_sources,
         )
 
     def attention_spec(self, block_size: int, device_type: str) -> AttentionSpec:
@@ -103,6 +137,9 @@ class Attention(nn.Module):
             is_chunked=self.is_chunked,
             soft_cap=self.soft_cap,
             has_sinks=self.sinks is not None,
+            has_slopes=self.slopes is not None,
+            is_causal=self.is_causal,
+            has_sources=self.num_sources > 0,
             values_in_keys=self.values_in_keys,
         )
 
@@ -124,18 +161,70 @@ class Attention(nn.Module):
         self.k_cache = k_cache
         self.v_cache = v_cache
 
-    def forward(self, query_TF: Tensor, key_TF: Tensor | None = None, value_TF: Tensor | None = None) -> Tensor:
+    def caches(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+        """Where keys and values are written and read in a call: its cache, or memory for this call alone."""
+        if self.is_causal:
+            assert self.k_cache is not None
+            assert self.v_cache is not None
+            return self.k_cache, self.v_cache
+        shape = batch.num_step_blocks, self.num_kv_heads, STEP_BLOCK
+        device = batch.slots_T.device
+        k_cache, v_cache = (
+            torch.empty((*shape, dim), dtype=self.dtype, device=device) for dim in (self.head_dim, self.value_dim)
+        )
+        return k_cache, v_cache
+
+    def forward(
+        self,
+        query_TF: Tensor,
+        key_TF: Tensor | None = None,
+        value_TF: Tensor | None = None,
+        heads: Heads | None = None,
+    ) -> Tensor:
         """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]. No values where they are in keys.
 
         Without keys it reads what it was given for these tokens before: a later layer of a model may look at the keys
-        and values of this one.
+        and values of this one. With `heads` queries and keys are what was projected.
         """
+        if heads is not None and key_TF is not None:
+            if value_TF is not None and self._has_prepared(heads, query_TF, key_TF, value_TF):
+                key_TF = value_TF = None
+            else:
+                query_TF, key_TF = heads.apply(query_TF, key_TF, self.head_dim)
         query_THD = query_TF.view(-1, self.num_heads, self.head_dim)
         key_TKD = None if key_TF is None else key_TF.view(-1, self.num_kv_heads, self.head_dim)
         value_TKE = None if value_TF is None else value_TF.view(-1, self.num_kv_heads, self.value_dim)
         out_THE = query_TF.new_empty((query_THD.shape[0], self.num_heads, self.value_dim))
         _operator(query_THD, key_TKD, value_TKE, out_THE, self.index)
         return out_THE.view(-1, self.num_heads * self.value_dim)
+
+    def store(self, key_TF: Tensor, value_TF: Tensor) -> None:
+        """Keys and values of those tokens of the step that an encoder made: for layers with `num_sources`."""
+        context = current_forward_context()
+        if context.is_profiling:
+            return
+        store = getattr(self.backend, "store", None)
+        if store is None or self.k_cache is None:
+            raise RuntimeError(f"{self.name}: keys were given before a backend and a cache were bound")
+        key_TKD = key_TF.view(-1, self.num_kv_heads, self.head_dim)
+        value_TKE = value_TF.view(-1, self.num_kv_heads, self.value_dim)
+        store(self, key_TKD, value_TKE, context.metadata[self.group])
+
+    def _has_prepared(self, heads: Heads, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor) -> bool:
+        """Whether the backend has done it all, the write into the cache included."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not heads.is_one_kernel(query_TF.dtype):
+            return False
+        prepare = getattr(self.backend, "prepare_heads", None)
+        if prepare is None or self.k_cache is None or self.ranks.size > 1:
+            return False
+        context = current_forward_context()
+        if context.is_profiling:
+            return False
+        query_THD = query_TF.view(-1, self.num_heads, self.head_dim)
+        key_TKD = key_TF.view(-1, self.num_kv_heads, self.head_dim)
+        value_TKE = value_TF.view(-1, self.num_kv_heads, self.value_dim)
+        prepare(self, heads, query_THD, key_TKD, value_TKE, context.metadata[self.group])
+        return True
 
     def extra_repr(self) -> str:
         kind = "chunks of " if self.is_chunked else "sliding_window="
@@ -144,14 +233,19 @@ class Attention(nn.Module):
 
 
 def attention_layers(model: nn.Module) -> dict[str, Attention]:
-    """The attention layers of a model by name, in the model's order."""
+    """The attention layers of a model that have a cache, by name, in the model's order."""
     found: dict[str, Attention] = {}
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention) and module.is_causal:
             if module.name in found:
                 raise ValueError(f"{module.name}: two attention layers have this name")
             found[module.name] = module
     return found
+
+
+def encoding_layers(model: nn.Module) -> list[Attention]:
+    """Those that have none, because tokens see each other."""
+    return [module for module in model.modules() if isinstance(module, Attention) and not module.is_causal]
 
 
 def layer_of(index: int) -> Attention:
@@ -175,7 +269,7 @@ def _attention(
     if context.is_profiling:
         out_THE.zero_()
         return
-    if layer.backend is None or layer.k_cache is None:
+    if layer.backend is None or (layer.is_causal and layer.k_cache is None):
         raise RuntimeError(f"{layer.name}: attention was called before a backend and a cache were bound")
     layer.backend.forward(layer, query_THD, key_TKD, value_TKE, context.metadata[layer.group], out_THE)
 

@@ -18,6 +18,7 @@ class PagedAttention:
 
     kernels: PagedKernels
     cache_dtypes = tuple(DTYPE_BY_NAME.values())
+    takes_not_causal = True
 
     def supports(self, spec: AttentionSpec) -> str | None:
         if has_scales(spec.cache_dtype) and (spec.key_dim % SCALE_BYTES or spec.value_dim % SCALE_BYTES):
@@ -30,6 +31,9 @@ class PagedAttention:
     def build_metadata(self, batch: AttentionBatch) -> AttentionBatch:
         return batch
 
+    def store(self, layer: Attention, key_TKD: Tensor, value_TKE: Tensor, metadata: AttentionBatch) -> None:
+        self.kernels.write_kv(key_TKD, value_TKE, *layer.caches(metadata), metadata.slots_T)
+
     def forward(
         self,
         layer: Attention,
@@ -39,16 +43,13 @@ class PagedAttention:
         metadata: AttentionBatch,
         out_THE: Tensor,
     ) -> None:
-        assert layer.k_cache is not None
-        assert layer.v_cache is not None
         ranks = layer.ranks
+        caches = layer.caches(metadata)
         if key_TKD is not None:
-            caches = layer.k_cache, layer.v_cache
             self.kernels.write_kv(key_TKD, value_TKE, *caches, metadata.slots_T, ranks.rank, ranks.size)
         inputs = (
             query_THD,
-            layer.k_cache,
-            layer.v_cache,
+            *caches,
             metadata.block_tables_SM,
             metadata.seq_lens_S,
             metadata.query_starts_S1,
@@ -61,6 +62,7 @@ class PagedAttention:
             # what ranks add up gets them from one of them
             "sinks_H": layer.sinks if ranks.rank == 0 else None,
             "ends_T": metadata.ends_T,
+            "slopes_H": layer.slopes,
         }
         if ranks.size == 1:
             self.kernels.paged_attention(*inputs, out_THE, **options)

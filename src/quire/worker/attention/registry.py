@@ -14,7 +14,7 @@ from torch import nn
 
 from quire.errors import ModelError, OptionError, suggestion
 from quire.worker.attention.backend import AttentionBackend, AttentionSpec
-from quire.worker.attention.layer import attention_layers
+from quire.worker.attention.layer import Attention, attention_layers, encoding_layers
 from quire.worker.kernels.cache_format import DTYPE_BY_NAME
 
 ENTRY_POINT_GROUP = "quire.attention_backends"
@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "quire.attention_backends"
 # In the order in which "auto" tries them. Imported when asked, because a backend may load a compiler.
 _BUILT_IN = {
     "cpu": "quire.worker.attention.cpu:CpuBackend",
+    "triton": "quire.worker.attention.triton:TritonBackend",
     "reference": "quire.worker.attention.reference:ReferenceBackend",
 }
 
@@ -53,9 +54,11 @@ def bind_backend(
 
     Keys and values are kept in the type of that name, or in the model's own.
     """
-    for layer in attention_layers(model).values():
+    cached = attention_layers(model).values()
+    layers: list[Attention] = [*cached, *encoding_layers(model)]
+    for layer in cached:
         layer.cache_dtype = DTYPE_BY_NAME[kv_cache_dtype] if kv_cache_dtype else layer.dtype
-    specs = {layer.attention_spec(block_size, device_type) for layer in attention_layers(model).values()}
+    specs = {layer.attention_spec(block_size, device_type) for layer in layers}
     reasons: list[str] = []
     for candidate in backend_names() if name == "auto" else [name]:
         backend = make_backend(candidate)
@@ -63,7 +66,7 @@ def bind_backend(
         if refused:
             reasons.append(f"{candidate}: {refused[0]}")
             continue
-        for layer in attention_layers(model).values():
+        for layer in layers:
             layer.backend = backend
         return backend
     raise ModelError(
@@ -75,4 +78,8 @@ def bind_backend(
 def _refusal(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
     if spec.cache_dtype != spec.dtype and spec.cache_dtype not in getattr(backend, "cache_dtypes", ()):
         return f"it keeps keys and values in the model's type alone ({spec.dtype}), not as {spec.cache_dtype}"
+    if not spec.is_causal and not getattr(backend, "takes_not_causal", False):
+        return "it computes causal attention alone, and the tokens of this model see each other"
+    if spec.has_sources and not hasattr(backend, "store"):
+        return "it cannot keep keys of what an encoder made, which this model looks at"
     return backend.supports(spec)

@@ -71,7 +71,7 @@ class BesideSteps:
     def __init__(self, num_rows: int, clock: Callable[[], float] = time.perf_counter, *, is_alone: bool = True) -> None:
         """Not `is_alone`: other workers have the same rows and must find the same ones late, so no time decides, and
         all work is done where it is asked for."""
-        self._is_alone = is_alone
+        self.is_alone = is_alone
         self._num_rows = num_rows
         self._clock = clock
         self.jobs: dict[int, Job] = {}
@@ -87,7 +87,6 @@ class BesideSteps:
         self._left = 0.0
         # rows of this step that get no token in it
         self.late: set[int] = set()
-        self.num_late_rows = 0
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -98,7 +97,6 @@ class BesideSteps:
 
     def end(self) -> None:
         self._step_seconds = min(self._clock() - self._began_at, _LONGEST_STEP_SECONDS)
-        self.num_late_rows += len(self.late)
 
     def leave_out(self, rows: IntArray, is_next: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which of these rows compute nothing in this step: those whose next token would come of it (`is_next`) and has
@@ -113,7 +111,7 @@ class BesideSteps:
 
     def can_afford(self, seconds: float) -> bool:
         """Whether the step itself may do work that takes so long."""
-        return not self._is_alone or seconds <= self._left
+        return not self.is_alone or seconds <= self._left
 
     def spend(self, seconds: float) -> None:
         self._left -= seconds
@@ -123,7 +121,7 @@ class BesideSteps:
     def start(self, job: Job) -> None:
         """The row is late until it is done."""
         self.late.add(job.row)
-        if not self._is_alone:
+        if not self.is_alone:
             self.jobs[job.row] = job
             _finish(job)
             return

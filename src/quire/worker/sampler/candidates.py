@@ -1,13 +1,14 @@
 """The best next tokens of rows whose tokens the core chooses (beam search, 3.4.4): ids and log-probabilities.
 
-The whole row is normalised, float32 logits over temperature, and nothing else is applied to it. Then the best come out
+The whole row is normalised, float32 logits over temperature. Then penalties act on the log-probabilities, which are not
+normalised again: so it is in Transformers, and so what a token costs does not depend on the others. The best come out
 in the one order of tokens (`kernels/reference/order.py`): log-probability falling, token id rising. A row's candidates
-depend on its own logits alone, bit for bit. Called by Sampler.
+depend on its own logits and tokens alone, bit for bit. Called by Sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,37 +33,51 @@ class CandidateReading:
 
     rows_n: IntArray
     counts_n: IntArray
+    # with what all probabilities of a row come to
     tensors: tuple[Tensor, ...]
 
     def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
         columns = (array.tolist() for array in arrays)
-        for row, count, ids, values in zip(self.rows_n.tolist(), self.counts_n.tolist(), *columns, strict=True):
+        for row, count, ids, values, total in zip(self.rows_n.tolist(), self.counts_n.tolist(), *columns, strict=True):
             if np.isfinite(values[0]):
-                sampled.output.candidates[row] = Candidates(ids[:count], values[:count])
+                sampled.output.candidates[row] = Candidates(ids[:count], values[:count], total)
             else:
                 sampled.fail(row, NOT_FINITE, is_not_finite=True)
 
 
 def read_candidates(
-    logits_nV: Tensor, rows_n: IntArray, counts_n: IntArray, temperature_n: npt.NDArray[np.float32]
+    logits_nV: Tensor,
+    rows_n: IntArray,
+    counts_n: IntArray,
+    temperature_n: npt.NDArray[np.float32],
+    penalise: Callable[[Tensor, slice], None] | None = None,
 ) -> CandidateReading:
-    """Rows with a count above 0, at least one. A temperature of 0 leaves logits as they are."""
+    """Rows with a count above 0, at least one. A temperature of 0 leaves logits as they are. `penalise` changes the
+    log-probabilities of some of these rows, where any has penalties."""
     count = min(int(counts_n.max()), logits_nV.shape[1])
     divisor_n = np.where(temperature_n > 0, temperature_n, np.float32(1))
     # in slices: what is needed beside the logits does not grow with the number of rows
     step = rows_in_slice(logits_nV.shape[1], logits_nV.device)
-    parts = [
-        _read(logits_nV[start : start + step], divisor_n[start : start + step], count)
-        for start in range(0, len(rows_n), step)
-    ]
+    parts = []
+    for start in range(0, len(rows_n), step):
+        part = slice(start, min(start + step, len(rows_n)))
+        logprobs_nV = _logprobs(logits_nV[part], divisor_n[part])
+        total_n = torch.zeros(len(logprobs_nV), device=logits_nV.device)
+        if penalise is not None:
+            penalise(logprobs_nV, part)
+            total_n = logprobs_nV.logsumexp(-1)
+        parts.append((*_best(logprobs_nV, count), total_n))
     return CandidateReading(rows_n, counts_n, tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _read(logits_nV: Tensor, divisor_n: npt.NDArray[np.float32], count: int) -> tuple[Tensor, Tensor]:
+def _logprobs(logits_nV: Tensor, divisor_n: npt.NDArray[np.float32]) -> Tensor:
     if (divisor_n != 1).any():
         logits_nV = logits_nV / to_device([divisor_n], logits_nV.device)[0][:, None]
-    logprobs_nV = logits_nV.log_softmax(-1)
-    if logits_nV.is_cpu:
+    return logits_nV.log_softmax(-1)
+
+
+def _best(logprobs_nV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    if logprobs_nV.is_cpu:
         ids_nK = torch.from_numpy(np.stack([_first_in_order(row_V, count) for row_V in logprobs_nV.numpy()]))
     else:
         ids_nK = ids_of(order_keys(logprobs_nV).topk(count, dim=-1).values, logprobs_nV.shape[1])

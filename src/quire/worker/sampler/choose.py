@@ -1,13 +1,12 @@
 """From processed logits to one token a row, the parameters that say how, and the numbers that decide.
 
-What is done with them is a kernel's. Randomness counts: one uniform number for each (seed, position), whatever the
-batch, order or history. A sequence that is preempted and resumed, or moved to another row, draws the same numbers
-again, and nothing is stored. The hash is the finalizer of SplitMix64, applied to the seed and then to the seed's hash
-and the position together.
+What is done with them is a kernel's. Numbers follow from seed and position (`uniform_numbers.py`), whatever the batch,
+order or history: a sequence that is preempted and resumed, or moved to another row, draws the same ones again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,18 +16,11 @@ import torch
 from torch import Tensor
 
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray
+from quire.uniform_numbers import UIntArray, hashed, to_uint64, uniforms_of
 from quire.worker import kernels
 from quire.worker.kernels.reference.draw import rows_in_slice
 
 __all__ = ["DrawSettings", "best_tokens", "choose_tokens", "rows_in_slice"]
-
-UIntArray = npt.NDArray[np.uint64]
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-# 48 bits: u and its product with a sum of float32 weights stay exactly below the sum in float64
-_BITS = 48
 
 
 @dataclass(frozen=True)
@@ -65,6 +57,8 @@ class RowSettings:
         self.seed = np.zeros(num_rows, dtype=np.uint64)
         # -1: none were asked for
         self.num_logprobs = np.full(num_rows, -1, dtype=np.int64)
+        # row -> tokens whose log-probabilities are asked for in place of the best
+        self.named_tokens: dict[int, IntArray] = {}
         # above 0: the core chooses the next token out of so many
         self.num_candidates = np.zeros(num_rows, dtype=np.int64)
         self._inherited: tuple[npt.NDArray[Any], ...] = (
@@ -86,11 +80,18 @@ class RowSettings:
         self.seed[row] = to_uint64(sequence.seed)
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self.num_candidates[row] = sequence.num_candidates
+        self._name_tokens(row, sampling.logprob_token_ids)
 
     def fork(self, fork: ForkedSequence) -> None:
         for column in self._inherited:
             column[fork.row] = column[fork.parent_row]
         self.seed[fork.row] = to_uint64(fork.seed)
+        self._name_tokens(fork.row, self.named_tokens.get(fork.parent_row))
+
+    def _name_tokens(self, row: int, token_ids: Sequence[int] | IntArray | None) -> None:
+        self.named_tokens.pop(row, None)
+        if token_ids is not None:
+            self.named_tokens[row] = np.asarray(token_ids, dtype=np.int64)
 
     def draws_of(self, rows_N: IntArray) -> RowDraws | None:
         """How these rows draw; None if every one is greedy."""
@@ -138,26 +139,3 @@ def choose_tokens(
 def best_tokens(logits_NV: Tensor) -> Tensor:
     """The greatest logit's token; the lowest id among equals. A row with a NaN gets the place of the NaN."""
     return kernels.best_tokens(logits_NV)[0]
-
-
-def to_uint64(seed: int) -> int:
-    """Seeds of any sign and size up to 64 bits, modulo 2**64."""
-    return seed & 0xFFFFFFFFFFFFFFFF
-
-
-def hashed(seeds: UIntArray) -> UIntArray:
-    """What `uniforms_of` takes of a seed. It is the same at every position."""
-    return _mix(seeds + _GOLDEN)
-
-
-def uniforms_of(hashed_seeds: UIntArray, positions: IntArray) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1): the same for the same seed and position."""
-    mixed = _mix(hashed_seeds ^ _mix(positions.astype(np.uint64) * _GOLDEN + _MIX_1))
-    return (mixed >> np.uint64(64 - _BITS)).astype(np.float64) / float(1 << _BITS)
-
-
-def _mix(x: UIntArray) -> UIntArray:
-    """SplitMix64's finalizer; integers wrap around."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from quire.messages import IntArray, TokenLogprobs
 from quire.worker.kernels import token_logprobs
-from quire.worker.sampler.choose import rows_in_slice
+from quire.worker.sampler.choose import RowSettings, rows_in_slice
 from quire.worker.staging import Array, to_device
+
+# that a LogprobReader gives
+_NUM_ARRAYS = 5
 
 
 class LogprobReader:
@@ -56,17 +59,62 @@ class LogprobReader:
         ]
 
 
+class NamedTokens:
+    """Log-probabilities of tokens that requests name, whatever their rank: one entry for each pair of a row and a
+    token."""
+
+    def __init__(self, named: Sequence[IntArray | None], device: torch.device) -> None:
+        """`named`: for each row that is read; None: it names none."""
+        counts = [0 if tokens is None else len(tokens) for tokens in named]
+        tokens = np.concatenate([one for one in named if one is not None])
+        self._ends = np.cumsum(counts).tolist()
+        self._token_ids = tokens.tolist()
+        self._rows_m, self._tokens_m = to_device([np.repeat(np.arange(len(named)), counts), tokens], device)
+
+    def read(self, logits_nV: Tensor, tokens_n: Tensor, logprobs_n: Tensor) -> Tensor:
+        """By the chosen token of each row, whose log-probability is known."""
+        totals_n = logits_nV.gather(1, tokens_n[:, None])[:, 0].float() - logprobs_n
+        return logits_nV[self._rows_m, self._tokens_m].float() - totals_n[self._rows_m]
+
+    def add_to(self, entries: list[TokenLogprobs], values_m: Array) -> None:
+        """Behind the chosen tokens; rank 0 stands for none."""
+        values = values_m.tolist()
+        start = 0
+        for entry, end in zip(entries, self._ends, strict=True):
+            chosen = entry.token_ids[0]
+            for token, value in zip(self._token_ids[start:end], values[start:end], strict=True):
+                if token != chosen:
+                    entry.token_ids.append(token)
+                    entry.logprobs.append(value)
+                    entry.ranks.append(0)
+            start = end
+
+
 class SampledLogprobs:
     """Those of the tokens of a batch in which some are asked for; `counts` is below 0 where none are. The raw logits
     are read when the tokens are known: what processors change must be a copy."""
 
-    def __init__(self, counts_N: IntArray, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, counts_N: IntArray, vocab_size: int, device: torch.device, named: Sequence[IntArray | None] = ()
+    ) -> None:
+        """`named`: tokens of each row of the batch; empty: no row names any."""
         self._positions_n = np.flatnonzero(counts_N >= 0)
         self._reader = LogprobReader(counts_N[self._positions_n], vocab_size)
         (self._index_n,) = to_device([self._positions_n], device)
+        self._named = NamedTokens([named[place] for place in self._positions_n.tolist()], device) if named else None
+
+    @classmethod
+    def of(cls, rows_N: IntArray, settings: RowSettings, vocab_size: int, device: torch.device) -> SampledLogprobs:
+        named = [settings.named_tokens.get(row) for row in rows_N.tolist()] if settings.named_tokens else []
+        has_named = any(tokens is not None for tokens in named)
+        return cls(settings.num_logprobs[rows_N], vocab_size, device, named if has_named else ())
 
     def read(self, logits_NV: Tensor, tokens_N: Tensor) -> list[Tensor]:
-        return self._reader.read(logits_NV, tokens_N[self._index_n], self._index_n)
+        tokens_n = tokens_N[self._index_n]
+        tensors = self._reader.read(logits_NV, tokens_n, self._index_n)
+        if self._named is not None:
+            tensors.append(self._named.read(logits_NV[self._index_n], tokens_n, tensors[1]))
+        return tensors
 
     def by_row(
         self, arrays: Sequence[Array], rows_N: IntArray, is_kept_N: npt.NDArray[np.bool_]
@@ -74,7 +122,10 @@ class SampledLogprobs:
         """One entry for each token that is kept, in the order of the batch."""
         entries_by_row: dict[int, list[TokenLogprobs]] = {}
         columns = rows_N[self._positions_n].tolist(), is_kept_N[self._positions_n].tolist()
-        for row, is_kept, entry in zip(*columns, self._reader.entries(arrays), strict=True):
+        entries = self._reader.entries(arrays[:_NUM_ARRAYS])
+        if self._named is not None:
+            self._named.add_to(entries, arrays[_NUM_ARRAYS])
+        for row, is_kept, entry in zip(*columns, entries, strict=True):
             if is_kept:
                 entries_by_row.setdefault(row, []).append(entry)
         return entries_by_row

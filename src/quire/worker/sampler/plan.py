@@ -52,6 +52,8 @@ class SamplingPlan:
     sampled: Positions
     asked_rows_n: IntArray
     num_candidates_n: IntArray
+    # what changes the log-probabilities of those
+    asked_processors: tuple[LogitsProcessor, ...]
     rows_N: IntArray
     # None: every row is greedy
     draws: RowDraws | None
@@ -80,8 +82,7 @@ class SamplingPlan:
             is_edited |= processor.is_used_by(sampled_N)
         size = len(sampled_N)
         edited_n = np.flatnonzero(is_edited)
-        logprob_counts_N = settings.num_logprobs[sampled_N]
-        has_logprobs = bool((logprob_counts_N >= 0).any())
+        has_logprobs = bool((settings.num_logprobs[sampled_N] >= 0).any())
         is_in_place = len(edited_n) == size and logits_NV.dtype == torch.float32 and not has_logprobs
         slices: list[IntArray] = []
         if len(edited_n):
@@ -92,9 +93,12 @@ class SamplingPlan:
             sampled=sampled,
             asked_rows_n=rows_N[asked.index],
             num_candidates_n=counts_N[asked.index],
+            asked_processors=tuple(
+                one for one in processors if one.rows and one.holds_for_beams and one.is_active(rows_N[asked.index])
+            ),
             rows_N=sampled_N,
             draws=settings.draws_of(sampled_N),
-            logprobs=SampledLogprobs(logprob_counts_N, vocab_size, device) if has_logprobs else None,
+            logprobs=SampledLogprobs.of(sampled_N, settings, vocab_size, device) if has_logprobs else None,
             processors=active,
             edited=tuple(Positions(index, size, device) for index in slices),
             untouched=Positions(np.flatnonzero(~is_edited), size, device),

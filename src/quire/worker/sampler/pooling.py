@@ -1,9 +1,11 @@
 """Vectors of prompts: of the rows that were asked for one, what their hidden states become.
 
 Owns which rows pool, and the sums of those that take a mean. Same hooks as a logits processor. A row that pools samples
-nothing: it is done when its last token is computed. Hidden states are taken as the model's last norm leaves them.
+nothing: it is done when its last token is computed. Hidden states are taken as the model's last norm leaves them. What
+is pooled may go through a head, of labels or of tokens: then its numbers are the vector.
 
     last    the state of the last token: whatever came before may have come from a cache
+    cls     that of the first, of a model that computes a prompt in one step
     mean    the mean of all: summed chunk by chunk, each position once, also when it is computed again after a
             preemption. So nothing of such a prompt may come from a cache, which is the core's business.
 
@@ -12,16 +14,18 @@ Called by Sampler where `rows` has any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence
-from quire.pooling_params import MEAN
+from quire.pooling_params import CLS, MEAN
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
@@ -29,6 +33,7 @@ from quire.worker.staging import Array
 
 # tokens
 _SLICE = 512
+Head: TypeAlias = Callable[[Tensor], Tensor]
 NOT_FINITE = "the model's hidden states are not finite (NaN or infinity), so there is no vector."
 
 
@@ -46,22 +51,38 @@ class Pooling:
     parameter_of = attrgetter("pooling")
     none = ""
 
-    def __init__(self, table: RowTable) -> None:
+    def __init__(self, table: RowTable, compute_logits: Head, classify: Head | None = None) -> None:
         self._table = table
-        # None: it wants its last token alone
+        self._compute_logits = compute_logits
+        self._classify = classify
+        # None: it wants one token alone
         self.rows: dict[int, _Sum | None] = {}
+        # rows whose one token is the first
+        self._of_first: set[int] = set()
+        # what the pooled state of a row goes through, where it is not the vector itself
+        self._heads: dict[int, Head] = {}
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        self.rows.pop(sequence.row, None)
+        self.release(sequence.row)
         if sequence.pooling:
             # one that had lost its row begins anew, and so does its sum
             self.rows[sequence.row] = _Sum() if sequence.pooling == MEAN else None
+        if sequence.pooling == CLS:
+            self._of_first.add(sequence.row)
+        if sequence.label_token_ids:
+            self._heads[sequence.row] = _OfTokens(self._compute_logits, sequence.label_token_ids)
+        elif sequence.is_classified:
+            if self._classify is None:
+                raise ModelError("is_classified: this model has no head of labels.")
+            self._heads[sequence.row] = self._classify
 
     def fork(self, fork: ForkedSequence) -> None:
-        self.rows.pop(fork.row, None)
+        self.release(fork.row)
 
     def release(self, row: int) -> None:
         self.rows.pop(row, None)
+        self._of_first.discard(row)
+        self._heads.pop(row, None)
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> PoolingReading:
         """What this step brings; its tensors go to the host together with the sampled tokens."""
@@ -79,7 +100,8 @@ class Pooling:
         done = self.rows[row]
         if done is None:
             if is_done:
-                reading.add(row, hidden_TE[place + end - start - 1].float())
+                taken = place if row in self._of_first else place + end - start - 1
+                self._add(reading, row, hidden_TE[taken], hidden_TE.dtype)
             return
         assert start <= done.num_tokens, "a mean lacks positions that were not computed here"
         if end > done.num_tokens:
@@ -87,7 +109,23 @@ class Pooling:
             done = reading.sums[row] = _Sum(end, _sum_of(new_TE) + done.total_E)
         if is_done:
             assert isinstance(done.total_E, Tensor)
-            reading.add(row, (done.total_E / done.num_tokens).float())
+            self._add(reading, row, (done.total_E / done.num_tokens).float(), hidden_TE.dtype)
+
+    def _add(self, reading: PoolingReading, row: int, pooled_E: Tensor, dtype: torch.dtype) -> None:
+        """Each row alone: its bits do not depend on the others."""
+        head = self._heads.get(row)
+        reading.add(row, pooled_E.float() if head is None else head(pooled_E.to(dtype)[None])[0].float())
+
+
+@dataclass(frozen=True)
+class _OfTokens:
+    """Of all logits those of some tokens."""
+
+    compute_logits: Head
+    token_ids: list[int]
+
+    def __call__(self, hidden_NE: Tensor) -> Tensor:
+        return self.compute_logits(hidden_NE)[:, self.token_ids]
 
 
 def _sum_of(states_TE: Tensor) -> Tensor:

@@ -11,12 +11,15 @@ with what this returns. A row whose logits are unusable fails alone and gets no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.config.speech_tokens import SpeechTokens
+from quire.config.watermark import Watermark
 from quire.failpoints import failpoint, is_armed
 from quire.messages import NO_INTS, AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array
 from quire.structured_output.grammars import Grammars
@@ -28,7 +31,7 @@ from quire.worker.sampler.candidates import read_candidates
 from quire.worker.sampler.choose import RowSettings, choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.pooling import Pooling
-from quire.worker.sampler.processors import RowFeature, built_in_processors
+from quire.worker.sampler.processors import LogitsProcessor, RowFeature, built_in_processors
 from quire.worker.sampler.processors.token_masks import TokenMasks
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.reading import NOT_FINITE, Reading, Sampled, StepReader
@@ -52,8 +55,13 @@ class Sampler(StepMember):
         grammars: Grammars | None = None,
         *,
         is_alone: bool = True,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        speech: SpeechTokens | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
-        """`is_alone`: no other worker samples the same tokens, so time may decide in which step."""
+        """`is_alone`: no other worker samples the same tokens, so time may decide in which step. `classify`: the
+        model's head of labels, where it has one. `speech`: what a model that listens may write. `watermark`: of rows
+        that are to have it."""
         self._table = table
         self._compute_logits = compute_logits
         self.settings = RowSettings(table.num_rows)
@@ -61,8 +69,12 @@ class Sampler(StepMember):
         self._reasons: dict[int, str] = {}
         self.beside = BesideSteps(table.num_rows, is_alone=is_alone)
         self._masks = TokenMasks(table.num_rows)
-        self._processors = (self._masks, *built_in_processors(table, grammars, self.beside, self._reasons))
-        self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
+        built_in = built_in_processors(table, grammars, self.beside, self._reasons, speech, watermark)
+        self._processors = (self._masks, *built_in)
+        self._readers: tuple[StepReader, ...] = (
+            PromptLogprobs(table, compute_logits),
+            Pooling(table, compute_logits, classify),
+        )
         self._features: tuple[RowFeature, ...] = (*self._processors, *self._readers)
         self._has_work_beside = False
         self._room = torch.empty(0)
@@ -145,7 +157,11 @@ class Sampler(StepMember):
             # They leave the batch: nothing below is meant for them.
             rows_n = plan.asked_rows_n
             logits_nV = plan.asked.rows_of(logits_NV).float()
-            yield read_candidates(logits_nV, rows_n, plan.num_candidates_n, self.settings.temperature[rows_n])
+            penalise = None
+            if plan.asked_processors:
+                lengths_n = plan.asked.of(batch.lengths_N)
+                penalise = partial(_penalise, plan.asked_processors, rows_n, lengths_n)
+            yield read_candidates(logits_nV, rows_n, plan.num_candidates_n, self.settings.temperature[rows_n], penalise)
         lengths_N = plan.sampled.of(batch.lengths_N)
         logits_NV = plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
@@ -256,6 +272,14 @@ class ChosenTokens:
                 sampled.fail(row, self._reasons.get(row, NOTHING_LEFT))
             else:
                 sampled.fail(row, NOT_FINITE, is_not_finite=True)
+
+
+def _penalise(
+    processors: tuple[LogitsProcessor, ...], rows_n: IntArray, lengths_n: IntArray, logprobs_nV: Tensor, part: slice
+) -> None:
+    """Those of a part of these rows."""
+    for processor in processors:
+        processor.apply(logprobs_nV, rows_n[part], lengths_n[part])
 
 
 def _spoil(logits_NV: Tensor, rows_N: IntArray, table: RowTable) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 from torch import nn
 
 from quire.config import WorkerConfig
+from quire.errors import ModelError
 from quire.worker.speculative.drafting import Drafting
 from quire.worker.speculative.ngram import NgramProposer
 from quire.worker.speculative.proposer import NoProposer, Proposer, ProposerContext
@@ -16,6 +17,7 @@ from quire.worker.speculative.proposer import NoProposer, Proposer, ProposerCont
 _WITH_A_MODEL = {
     "draft_model": "quire.worker.speculative.draft_model:DraftModelProposer",
     "eagle": "quire.worker.speculative.eagle:EagleProposer",
+    "mtp": "quire.worker.speculative.mtp:MTPProposer",
 }
 
 
@@ -26,8 +28,19 @@ def make_proposer(config: WorkerConfig, target: nn.Module) -> Proposer:
         return NoProposer()
     if speculation.method == "ngram":
         return NgramProposer(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
+    if getattr(target, "takes_sound", False):
+        raise ModelError(
+            f"speculative_config: method={speculation.method!r}: a draft would not hear what {type(target).__name__} "
+            "hears. Take method='ngram', or leave it out."
+        )
     module, _, name = _WITH_A_MODEL[speculation.method].partition(":")
     return cast(Proposer, getattr(importlib.import_module(module), name)(config, target))
 
 
-__all__ = ["Drafting", "NoProposer", "Proposer", "ProposerContext", "make_proposer"]
+def prepare_to_draft(config: WorkerConfig, target: nn.Module) -> None:
+    """Of a stage of a pipeline that is not the last: `target` hands on what that one drafts with."""
+    if config.speculation is not None and config.speculation.method == "eagle":
+        importlib.import_module("quire.worker.speculative.eagle_loader").hand_on_taps(config, target)
+
+
+__all__ = ["Drafting", "NoProposer", "Proposer", "ProposerContext", "make_proposer", "prepare_to_draft"]

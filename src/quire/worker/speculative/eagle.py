@@ -23,6 +23,7 @@ from quire.config import WorkerConfig
 from quire.messages import IntArray
 from quire.worker.attention import Attention
 from quire.worker.capacity import StepCost, measure_largest_step
+from quire.worker.input_batch import InputBatch
 from quire.worker.platforms import Platform
 from quire.worker.speculative.eagle_loader import load_eagle
 from quire.worker.speculative.pass_runner import PassRunner, run_alone
@@ -58,7 +59,7 @@ class EagleProposer(NoProposer):
         hidden_TE = self._taps.take() if self._taps is not None else step.hidden_TE
         batch = step.batch
         rows_n = step.rows_n
-        computed_S = self._table.num_computed[batch.rows_S]
+        computed_S = self._seen(batch)
         if not self._is_used(step):
             return no_drafts(len(rows_n))
         counts = np.zeros(self._table.num_rows, dtype=np.int64)
@@ -78,6 +79,14 @@ class EagleProposer(NoProposer):
         place = np.empty(self._table.num_rows, dtype=np.int64)
         place[rows[: len(rows_n)]] = np.arange(len(rows_n))
         return drafts[place[rows_n]] if len(rows_n) else no_drafts(0)
+
+    def _seen(self, batch: InputBatch) -> IntArray:
+        """So many tokens of each row have states of the target, and one behind them is known. Accepted drafts are among
+        them, also where a recurrent state has not absorbed them yet."""
+        table = self._table
+        rows_S = batch.rows_S
+        known_S = np.minimum(table.num_verified(rows_S) - 1, batch.num_computed_S + batch.num_tokens_S)
+        return np.maximum(table.num_computed[rows_S], known_S)
 
     def run_pass(self, num_tokens: int) -> None:
         run_alone(self._model, num_tokens, next(self._model.head.parameters()).device)

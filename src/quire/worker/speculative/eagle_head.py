@@ -22,6 +22,7 @@ from quire.worker.attention import Attention, attention_layers
 from quire.worker.layers import LMHead, QKVParallelLinear, ReplicatedLinear, RMSNorm, RotaryEmbedding, VocabEmbedding
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, make_mlp
+from quire.worker.models.multi_token import MultiTokenHead
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -128,7 +129,7 @@ class EagleModel:
 
     def __init__(
         self,
-        head: EagleHead | Eagle3Head,
+        head: EagleHead | Eagle3Head | MultiTokenHead,
         embedding: VocabEmbedding,
         target_logits: Callable[[Tensor], Tensor],
         target_vocab_size: int,

@@ -20,6 +20,7 @@ from quire.worker.layers import VocabEmbedding
 from quire.worker.model_config import read_model_config
 from quire.worker.model_loader import building
 from quire.worker.models.llama import LlamaDecoderLayer
+from quire.worker.models.stages import StagedForward, sum_of_branches
 from quire.worker.platforms import current_platform
 from quire.worker.speculative.eagle_head import (
     EMBEDDING,
@@ -48,7 +49,7 @@ class Taps:
 
     def _keep(self, index: int, layer: nn.Module, arguments: tuple[Tensor, Tensor, Tensor | None]) -> None:
         _, hidden, residual = arguments
-        self._taken[index] = hidden if residual is None else hidden + residual
+        self._taken[index] = sum_of_branches(hidden, residual)
 
     def take(self) -> Tensor:
         """States of the tokens of the last forward, side by side, [T, layers * hidden_size]."""
@@ -57,7 +58,27 @@ class Taps:
         return hidden_TE
 
 
-def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Taps | None]:
+class StageTaps:
+    """The same of the last stage of a pipeline: some of them come from the stages before."""
+
+    def __init__(self, forward: StagedForward, indices: Sequence[int]) -> None:
+        self._forward = forward
+        self._indices = indices
+
+    def take(self) -> Tensor:
+        return torch.cat([self._forward.tapped[index] for index in self._indices], dim=-1)
+
+
+def hand_on_taps(config: WorkerConfig, target: nn.Module) -> None:
+    """Of a stage that is not the last: what the head wants of its layers goes along."""
+    assert config.speculation is not None, "somebody asked for drafts"
+    assert config.speculation.model_path is not None, "a head has a directory"
+    path = Path(config.speculation.model_path)
+    if is_third_generation([canonical_name(name) for name in CheckpointFiles(path).names]):
+        _taps(config, target, _read_config(path / "config.json"), path)
+
+
+def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Taps | StageTaps | None]:
     """The head, with the target's embedding and head where it brings none, and taps where it wants inner states."""
     assert config.speculation is not None, "somebody asked for drafts"
     assert config.speculation.model_path is not None, "a head has a directory"
@@ -66,7 +87,7 @@ def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Tap
     files = CheckpointFiles(path)
     names = {canonical_name(name) for name in files.names}
     few = {canonical_name(name): tensor for name, tensor in files.tensors() if canonical_name(name) in _READ_FIRST}
-    embedding = _embedding_of(target)
+    embedding = embedding_of(target)
     # Most heads bring a copy of the target's embedding, a gigabyte for the large ones.
     if embedding is not None and EMBEDDING in few and _is_same(few.pop(EMBEDDING), embedding):
         names.discard(EMBEDDING)
@@ -103,7 +124,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     return values
 
 
-def _embedding_of(target: nn.Module) -> VocabEmbedding | None:
+def embedding_of(target: nn.Module) -> VocabEmbedding | None:
     """The first one of a native model is that of tokens; positions have the second, if any."""
     return next((module for module in target.modules() if isinstance(module, VocabEmbedding)), None)
 
@@ -131,7 +152,7 @@ def _check_targets(path: Path, to_target: Tensor, vocab_size: int) -> None:
         raise _unusable(path, f"names tokens up to {int(tokens.max())}, the vocabulary has {vocab_size}")
 
 
-def _taps(config: WorkerConfig, target: nn.Module, values: dict[str, Any], path: Path) -> Taps:
+def _taps(config: WorkerConfig, target: nn.Module, values: dict[str, Any], path: Path) -> Taps | StageTaps:
     layers = getattr(getattr(target, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(isinstance(layer, LlamaDecoderLayer) for layer in layers):
         raise _unusable(path, f"takes states from inside the model, which {type(target).__name__} does not hand out")
@@ -141,12 +162,17 @@ def _taps(config: WorkerConfig, target: nn.Module, values: dict[str, Any], path:
         )
     named = {**values, **(values.get("eagle_config") or {})}
     after = next((named[key] for key in _TAP_KEYS if named.get(key)), None)
-    last = len(layers) - 1
+    staged = target.forward if isinstance(target.forward, StagedForward) else None
+    num_layers = len(layers) if staged is None else staged.num_layers
     # What goes into a layer is what came out of the one before.
-    before = [2, len(layers) // 2, len(layers) - 3] if after is None else [index + 1 for index in after]
+    before = [2, num_layers // 2, num_layers - 3] if after is None else [index + 1 for index in after]
     if len(before) != NUM_TAPS:
         raise _unusable(path, f"takes states of {len(before)} layers, {NUM_TAPS} are expected")
-    return Taps(layers, [min(max(index, 0), last) for index in before])
+    indices = [min(max(index, 0), num_layers - 1) for index in before]
+    if staged is None:
+        return Taps(layers, indices)
+    staged.tap(indices)
+    return StageTaps(staged, indices)
 
 
 def _unusable(path: Path, reason: str) -> ModelError:

@@ -1,6 +1,7 @@
 """Logits processors that do not come with Quire (quire/logits_processors.py): functions over one row each.
 
-One that raises, or answers with anything but logits of its row, fails that row alone.
+One that raises, or answers with anything but logits of its row, fails that row alone; so does one by name that takes
+long (call_budget.py). A function is the program's own, which may take what it likes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from quire.errors import one_line
 from quire.logits_processors import installed, name_and_args
 from quire.messages import AdmittedSequence
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors.call_budget import Budget
 from quire.worker.sampler.processors.processor import User
 
 logger = logging.getLogger(__name__)
@@ -25,25 +27,29 @@ logger = logging.getLogger(__name__)
 class OwnProcessor:
     """One of a row, and how it is called."""
 
-    def __init__(self, asked: Any) -> None:
+    def __init__(self, asked: Any, budget: Budget) -> None:
+        """`budget`: of all samples of a request, where it is one by name."""
         self._asked = asked
-        if callable(asked):
-            self.name = getattr(asked, "__name__", type(asked).__name__)
-            self._function: Callable[..., Any] = asked
-        else:
+        self._budget = budget
+        self._is_named = not callable(asked)
+        if self._is_named:
             self.name, args = name_and_args(asked)
             made = installed()[self.name].load()
-            self._function = made(**args) if args or isinstance(made, type) else made
-        self._takes_prompt = _num_parameters(self._function) == 3
+            self._function: Callable[..., Any] = budget.call(made, **args) if args or isinstance(made, type) else made
+        else:
+            self.name = getattr(asked, "__name__", type(asked).__name__)
+            self._function = asked
+        self.takes_prompt = _num_parameters(self._function) == 3
 
     def of_child(self) -> OwnProcessor:
         """A sibling with nothing in common, where it can be had: what is made by name is made again, and a function
         that has something to keep says how by `clone`."""
         clone = getattr(self._asked, "clone", None)
-        return OwnProcessor(clone() if callable(clone) else self._asked)
+        return OwnProcessor(clone() if callable(clone) else self._asked, self._budget)
 
     def apply(self, prompt: list[int], output: list[int], logits_V: Tensor) -> None:
-        answer = self._function(prompt, output, logits_V) if self._takes_prompt else self._function(output, logits_V)
+        args = (prompt, output, logits_V) if self.takes_prompt else (output, logits_V)
+        answer = self._budget.call(self._function, *args) if self._is_named else self._function(*args)
         if answer is not None and answer is not logits_V:
             logits_V.copy_(answer)
 
@@ -51,13 +57,14 @@ class OwnProcessor:
 class OwnProcessors:
     """Those of each row, one after another."""
 
-    def __init__(self, table: RowTable, reasons: dict[int, str]) -> None:
+    def __init__(self, table: RowTable, reasons: dict[int, str], new_budget: Callable[[], Budget]) -> None:
         self._table = table
         self._reasons = reasons
+        self._new_budget = new_budget
 
     def state_of(self, sequence: AdmittedSequence) -> list[OwnProcessor] | None:
         asked = sequence.sampling.logits_processors
-        return [OwnProcessor(one) for one in asked] if asked else None
+        return [OwnProcessor(one, self._new_budget()) for one in asked] if asked else None
 
     def state_of_child(self, parent: list[OwnProcessor]) -> list[OwnProcessor]:
         return [one.of_child() for one in parent]
@@ -66,7 +73,7 @@ class OwnProcessors:
         for user in users:
             num_prompt = int(self._table.num_prompt[user.row])
             tokens = self._table.token_ids[user.row]
-            prompt = tokens[:num_prompt].tolist()
+            prompt = tokens[:num_prompt].tolist() if any(one.takes_prompt for one in user.state) else []
             output = tokens[num_prompt : user.length].tolist()
             for one in user.state:
                 try:

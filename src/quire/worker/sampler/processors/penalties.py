@@ -23,6 +23,7 @@ class Penalties:
 
     parameter_of = attrgetter("sampling.repetition_penalty", "sampling.frequency_penalty", "sampling.presence_penalty")
     none = (1.0, 0.0, 0.0)
+    holds_for_beams = True
 
     def __init__(self, table: RowTable) -> None:
         self._table = table

@@ -62,6 +62,9 @@ class RowFeature(RowFollower, Protocol):
 class LogitsProcessor(RowFeature, Protocol):
     """Three more hooks over a step. A row with drafts occurs several times in it, side by side, with rising lengths."""
 
+    # whether it also changes log-probabilities among which the core chooses
+    holds_for_beams: bool
+
     def is_active(self, rows_N: IntArray) -> bool:
         """Whether any of these rows uses it. Asked when rows have come or gone, not in every step, and while there are
         `rows` at all."""
@@ -93,9 +96,12 @@ class Rule(Protocol[State]):
 class ByRow(Generic[State]):
     """A logits processor that follows a rule, and the states of the rows that use it."""
 
-    def __init__(self, rule: Rule[State], num_rows: int, parameter: str, none: Any = None) -> None:
+    def __init__(
+        self, rule: Rule[State], num_rows: int, parameter: str, none: Any = None, *, holds_for_beams: bool = False
+    ) -> None:
         """`parameter`: of the sequence, what the rule is about; where it is `none`, the rule need not look."""
         self._rule = rule
+        self.holds_for_beams = holds_for_beams
         self.parameter_of = attrgetter(parameter)
         self.none = none
         # states by row
