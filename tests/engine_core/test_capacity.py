@@ -95,6 +95,24 @@ def test_absolute_sizes_are_obeyed(changes: dict[str, int], blocks: int) -> None
     assert plan.num_blocks == blocks
 
 
+def test_an_explicit_size_wins_over_shares_and_steps() -> None:
+    room = WorkerCapacity(layers=layers(2), available_bytes=GIB, free_bytes=4 * GIB, explanation="what is free")
+    assert plan_cache(room, asked(memory_bytes=3 * GIB, num_blocks=7)).num_blocks == 7, "blocks are the last word"
+    plan = plan_cache(room, asked(memory_bytes=3 * GIB))
+    assert plan.num_blocks == 3 * GIB // (2 * 4096 * 16)
+    assert "2.0 GiB more than gpu_memory_utilization and the largest step would leave" in plan.explanation
+    assert plan_cache(room, asked(num_blocks=20_000)).num_blocks == 20_000
+    with pytest.raises(CapacityError, match=f"5.0 GiB, 4.0 GiB is available.*lower kv_cache_memory_bytes to {4 * GIB}"):
+        plan_cache(room, asked(memory_bytes=5 * GIB))
+
+
+def test_a_length_that_was_asked_for_may_take_all_that_is_free() -> None:
+    """A request of 2,048 tokens needs 224 MiB; half of 300 MiB would be refused."""
+    room = measured(300 / 1024, layers(28))
+    assert plan_cache(room, asked(may_lower_max_model_len=False)).num_blocks == 128
+    assert plan_cache(room, asked()).max_model_len < 2048
+
+
 def test_a_length_that_was_ours_is_lowered_to_what_fits() -> None:
     plan = plan_cache(measured(64, layers(2)), asked(num_blocks=10))
     assert plan.max_model_len == 160
@@ -235,3 +253,18 @@ def test_more_than_there_is_cannot_be_asked_for() -> None:
         plan_cache(measured(64, layers(2)), asked(num_blocks=10**9))
     with pytest.raises(CapacityError, match=f"lower kv_cache_memory_bytes to {64 * GIB}, or"):
         plan_cache(measured(64, layers(2)), asked(memory_bytes=2**50))
+
+
+def test_what_an_encoder_made_has_blocks_that_never_grow():
+    """Cross attention keeps the first 10 tokens of a sequence, and the text's attention to itself those behind them."""
+    heard = KVGroup(("cross",), kept_until=10)
+    text = KVGroup(("text",), 10, is_chunked=True, kept_from=10)
+    for num_tokens in (1, 8, 10, 11, 40):
+        of_sound = range(-(-min(num_tokens, 10) // 4))
+        assert heard.kept_blocks(0, heard.num_blocks(num_tokens, 4), 4) == of_sound
+        assert heard.most_blocks(num_tokens, 4, 4) == len(of_sound)
+    assert [text.most_blocks(num_tokens, 4, 4) for num_tokens in (8, 10, 12, 13, 20)] == [0, 1, 1, 2, 3]
+    assert [list(heard.written_at(position, 4)) for position in (0, 9, 10, 11)] == [[0], [2], [], []]
+    assert [list(text.written_at(position, 4)) for position in (0, 9, 10, 12)] == [[], [], [2], [3]]
+    assert [text.first_needed_block(num_tokens, 4) for num_tokens in (0, 8, 10, 11, 20)] == [2, 2, 2, 2, 2]
+    assert heard.first_needed_block(40, 4) == 0

@@ -12,7 +12,7 @@ from quire.engine_core.request import Request
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.constraints import AdapterSlots, ChunkAlignment, Constraint, LongPrefill
 from quire.messages import IntArray, SchedulerOutput
-from quire.testing.core import CoreUnderTest
+from quire.testing.core import CoreUnderTest, loaded_adapters
 
 
 def grants_until_first_token(core: CoreUnderTest, request_id: int) -> list[int]:
@@ -118,7 +118,7 @@ class Adapters:
     """A core with so many slots; which adapters each step has, and that there are never more than slots."""
 
     def __init__(self, num_slots: int, **options: Any) -> None:
-        self.core = CoreUnderTest(constraints=[AdapterSlots(num_slots)], adapters=frozenset(range(1, 9)), **options)
+        self.core = CoreUnderTest(constraints=[AdapterSlots(num_slots)], adapters=loaded_adapters(8), **options)
         self.steps: list[set[int]] = []
         self.first_grant: dict[int, int] = {}
         self._num_slots = num_slots
@@ -172,7 +172,7 @@ def test_base_requests_pass_those_that_wait_for_a_slot() -> None:
 
 
 def test_blocks_are_not_shared_between_adapters() -> None:
-    core = CoreUnderTest(block_size=4, adapters=frozenset({1, 2}))
+    core = CoreUnderTest(block_size=4, adapters=loaded_adapters(2))
     prompt = list(range(20))
     cached: list[int] = []
     for request_id, adapter in enumerate([0, 1, 2, 1, 0]):

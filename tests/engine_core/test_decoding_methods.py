@@ -169,6 +169,17 @@ def test_what_makes_no_sense_ends_one_request(method: str, args: dict[str, Any],
     assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
 
 
+@pytest.mark.parametrize("asked", [{"logit_bias": {3: 5.0}}, {"min_tokens": 2}, {"min_p": 0.5}])
+def test_what_beams_cannot_heed_is_refused(asked: dict[str, Any]) -> None:
+    """Candidates are the model's own: it would be left out without a word."""
+    core = CoreUnderTest()
+    spec = DecodingSpec(method="beam_search", args={"width": 2})
+    core.add(1, [1, 2], max_tokens=3, n=2, request={"decoding": spec}, **asked)
+    core.run()
+    (name,) = asked
+    assert (core.ends[sequence_id_of(1, 0)].error or "").startswith(f"{name}: not together with beams")
+
+
 @pytest.mark.parametrize("name", ["num_sequences", "num_outputs"])
 def test_a_method_has_no_more_sequences_than_there_are_numbers_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones would bear those of the request behind it."""

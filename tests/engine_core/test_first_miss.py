@@ -3,7 +3,7 @@
 import pytest
 
 from quire import LLM, PoolingParams, SamplingParams
-from quire.engine_core.kv_cache_manager.lost_names import LostNames
+from quire.engine_core.kv_cache_manager.lost_names import MOST_NAMES, LostNames
 
 BLOCK = 16
 NUM_BLOCKS = 32
@@ -67,3 +67,12 @@ def test_as_many_names_are_remembered_as_the_pool_has():
     lost.add([(0, name) for name in (b"a", b"b", b"c")], "evicted")
     lost.add([(0, b"a"), (0, b"d")], "cleared")
     assert [lost.reason((0, name)) for name in (b"a", b"b", b"c", b"d")] == ["cleared", None, "evicted", "cleared"]
+    assert len(lost) == 3
+
+
+def test_a_great_pool_does_not_remember_without_bound():
+    lost = LostNames(10**9)
+    lost.add([(0, number.to_bytes(16, "big")) for number in range(MOST_NAMES + 5)], "cleared")
+    assert len(lost) == MOST_NAMES
+    assert lost.reason((0, (4).to_bytes(16, "big"))) is None
+    assert lost.reason((0, (5).to_bytes(16, "big"))) == "cleared"

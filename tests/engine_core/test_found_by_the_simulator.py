@@ -9,6 +9,7 @@ import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.constraints import LongPrefill
+from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.errors import UserError
 from quire.messages import DecodingSpec, EngineRequest, int_array, sequence_id_of
 from quire.sampling_params import SamplingParams
@@ -96,9 +97,9 @@ def test_beams_that_answered_before_they_gave_way_are_asked_again() -> None:
             checked.step()
         # one budget for all of them, once they are back
         scheduler._preempt(scheduler.lifecycle.requests[1], "asked for")
-        scheduler.max_num_batched_tokens = 64
+        scheduler.budget = StepBudget(64)
         checked.step()
-        scheduler.max_num_batched_tokens = 2
+        scheduler.budget = StepBudget(2)
         checked.step()
         if not checked.plans:
             break

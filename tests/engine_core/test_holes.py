@@ -9,6 +9,7 @@ from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Status
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.constraints import Constraint
+from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.messages import ExtendRequest, IntArray, SchedulerOutput, sequence_id_of
 from quire.testing.core import CoreUnderTest
 from quire.testing.simulator.checking_model import expected_tokens
@@ -193,12 +194,12 @@ def test_an_output_that_comes_back_and_waits_holds_no_block_that_is_still_to_be_
     core.core.control("reset_prefix_cache", {})
     fail_who_is_admitted(core, 2)
     core.add(2, tokens[:16], max_tokens=4, request={"priority": -1})
-    core.scheduler.max_num_batched_tokens = 17
+    core.scheduler.budget = StepBudget(17)
     core.step()
-    core.scheduler.max_num_batched_tokens = 1
+    core.scheduler.budget = StepBudget(1)
     for _ in range(8):
         core.step()
-    core.scheduler.max_num_batched_tokens = 64
+    core.scheduler.budget = StepBudget(64)
     core.run()
     assert core.ends[SECOND].error == "a failure"
     assert {core.ends[sequence_id_of(1, index)].finish_reason for index in range(2)} == {"length"}

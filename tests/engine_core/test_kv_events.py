@@ -120,6 +120,11 @@ def test_the_client_hears_of_a_step_as_one_message():
     [message] = heard
     assert set(message.stored) == named_in(core)
     assert (message.removed, message.is_cleared) == ([], False)
+    # who comes later hears what is still there
+    assert set(feed.held().stored) == set(message.stored)
+    core.scheduler.reset_prefix_cache()
+    feed.follow()
+    assert feed.held() is None
 
 
 # ------------------------------------------------------------------------------------------ as it is published

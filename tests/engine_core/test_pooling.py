@@ -150,7 +150,8 @@ def test_one_that_is_aborted_while_its_step_runs_brings_nothing():
 @pytest.mark.parametrize(
     ("fields", "sampling", "reason"),
     [
-        ({"pooling": "cls"}, {}, "pooling='cls': must be one of last, mean"),
+        ({"pooling": "max"}, {}, "pooling='max': must be one of last, mean, cls"),
+        ({"pooling": "cls"}, {}, "has seen no other"),
         ({"pooling": "last"}, {"n": 2}, "a prompt becomes one vector"),
         ({"pooling": "last", "keep": "x"}, {}, "a prompt becomes one vector"),
         ({"pooling": "last", "decoding": DecodingSpec(method="beam_search", args={"width": 1})}, {}, "one vector"),

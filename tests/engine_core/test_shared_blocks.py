@@ -8,14 +8,18 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.shelf import Shelf
 
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.constraints import Constraint, OneStepAtATime
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.kv_connectors.tiered.payload import Frames
 from quire.kv_connectors.tiered.settings import TierSettings
 from quire.kv_connectors.tiered.tiers import Tiers
-from quire.messages import AbortRequests, KVTransfer, Tenancy
+from quire.messages import AbortRequests, IntArray, KVTransfer, Tenancy
 from quire.testing.core import CoreUnderTest
 from quire.testing.simulator.checking_model import expected_tokens
 from quire.testing.simulator.connector import SimulatedTieredConnector
@@ -76,6 +80,18 @@ def test_another_engine_computes_the_rest_only(has_store: bool, is_async: bool) 
     assert second.executor.work.num_tokens == 2 + NUM_TOKENS - 1
     assert run(second, 2, [*prompt_of(1)[:9], 40, 41]) == 8
     assert second.core.statistics()["fetched_tokens_total"] == 12, "the second one finds it in the prefix cache"
+
+
+def test_one_that_begins_in_a_later_step_than_it_is_admitted_in_finds_it_as_well() -> None:
+    tiers = tiers_over(None)
+    prompts = {number: prompt_of(number) for number in (1, 2, 3)}
+    for number, prompt in prompts.items():
+        run(core_of(tiers), number, prompt)
+    second = core_of(tiers, constraints=[OneStepAtATime(2)])
+    for number, prompt in prompts.items():
+        second.add(number, prompt, max_tokens=NUM_TOKENS)
+    finish(second, prompts)
+    assert [second.cached[number << 10] for number in prompts] == [12, 12, 12]
 
 
 @in_both_ways
@@ -158,6 +174,37 @@ def test_who_gives_way_and_comes_back(mode: str, is_async: bool) -> None:
     statistics = core.core.statistics()
     assert statistics[f"num_preemptions_by_{mode}_total"] > 0
     assert statistics["fetched_tokens_total"] > 0
+
+
+class Withheld(Constraint):
+    """Nothing for row 0 before row 1 has computed so many tokens."""
+
+    def __init__(self, until: int) -> None:
+        self._until = until
+        self._is_over = False
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        self._is_over |= bool(rows.num_computed[1] >= self._until)
+        return num_tokens if self._is_over else np.where(row == 0, 0, num_tokens)
+
+
+@in_both_ways
+@pytest.mark.parametrize("until", range(12, 18))
+def test_what_is_not_there_yet_does_not_go_to_swap_space(until: int, is_async: bool) -> None:
+    """Who gives way in the step that was to bring its prefix: after one of these lengths of the other, it does."""
+    tiers = tiers_over(None)
+    drafts = {"drafts": SimulatedDrafts(acceptance=0.5, shortfall=0.1, has_cache=True), "num_drafts": 1}
+    prompts = {1: prompt_of(1), 2: prompt_of(2, 9)}
+    run(core_of(tiers, **drafts), 1, prompts[1])
+    core = core_of(
+        tiers, num_blocks=8, max_model_len=32, num_host_blocks=16, preemption_mode="swap", policy="priority",
+        constraints=[Withheld(until)], is_async=is_async, **drafts,
+    )  # fmt: skip
+    core.add(1, prompts[1], max_tokens=NUM_TOKENS, request={"priority": 2})
+    core.step()
+    core.add(2, prompts[2], max_tokens=20, request={"priority": 1})
+    finish(core, prompts)
+    assert core.core.statistics()["num_preemptions_total"] == 1
 
 
 # ---- waiting
@@ -353,6 +400,38 @@ def test_only_the_token_that_came_along_is_computed(length: int, is_async: bool)
     assert second.cached[1 << 10] == length
     assert second.executor.work.num_tokens == NUM_TOKENS - 1
     assert second.core.statistics()["fetched_blocks_total"] == -(-length // BLOCK_SIZE)
+
+
+WINDOW = KVGroup(("window",), sliding_window=6)
+CHUNK = KVGroup(("chunk",), sliding_window=8, is_chunked=True)
+ALL = KVGroup(("all",))
+
+
+@in_both_ways
+@pytest.mark.parametrize("length", [1, 4, 13, 16, 27])
+@pytest.mark.parametrize("groups", [(ALL, WINDOW), (WINDOW,), (WINDOW, CHUNK, ALL)])
+def test_what_windows_keep_is_handed_over(groups: tuple[KVGroup, ...], length: int, is_async: bool) -> None:
+    tiers = tiers_over(None)
+    prompt = prompt_of(1, length)
+    first, second = (core_of(tiers, is_async=is_async, groups=groups) for _ in range(2))
+    run(first, 1, prompt, max_tokens=1, request={"transfer": KVTransfer(store="any")})
+    sent = [*prompt, *expected_tokens(prompt, 1, vocab_size=50)]
+    transfer = KVTransfer(fetch="any", num_fetch_tokens=length, num_output_tokens=1)
+    second.add(1, sent, max_tokens=NUM_TOKENS, request={"transfer": transfer})
+    finish(second, {1: sent})
+    assert second.executor.work.num_tokens == NUM_TOKENS - 1
+    size = BLOCK_SIZE
+    needed = [-(-length // size) - min(group.first_needed_block(length, size), length // size) for group in groups]
+    assert second.core.statistics()["fetched_blocks_total"] == sum(needed)
+
+
+@in_both_ways
+def test_of_windows_a_shorter_prefix_is_found_as_well(is_async: bool) -> None:
+    tiers = tiers_over(None)
+    run(core_of(tiers, is_async=is_async, groups=(ALL, WINDOW)), 1, prompt_of(1, 30))
+    second = core_of(tiers, is_async=is_async, groups=(ALL, WINDOW))
+    assert run(second, 1, [*prompt_of(1, 30)[:22], 40, 41]) == 20
+    assert second.core.statistics()["fetched_blocks_total"] == 5 + 2
 
 
 def test_what_is_still_being_computed_elsewhere_is_waited_for() -> None:

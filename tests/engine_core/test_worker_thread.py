@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from quire.engine_core.executor.in_process import _WorkerThread
+from quire.engine_core.executor.executor import STEP_TIMES
+from quire.engine_core.executor.in_process import InProcessExecutor, _WorkerThread
+from quire.messages import SchedulerOutput
 
 
 @pytest.fixture
@@ -54,3 +56,37 @@ def test_what_was_handed_in_is_done_before_the_end(thread):
         thread.submit(done.append, number)
     thread.end()
     assert done == list(range(5))
+
+
+class StuckWorker:
+    """Computes a step until it may end."""
+
+    def __init__(self, config, ranks=None):
+        self.may_end = threading.Event()
+
+    def load(self):
+        pass
+
+    def execute(self, scheduled):
+        return self.may_end.wait()
+
+    def control(self, name, args):
+        return {"name": name}
+
+    def shutdown(self):
+        pass
+
+
+def test_times_of_steps_are_read_while_a_step_is_computed(monkeypatch):
+    monkeypatch.setattr("quire.worker.worker.Worker", StuckWorker)
+    executor = InProcessExecutor(None)
+    executor.run_ahead()
+    step = executor.execute(SchedulerOutput(step=1))
+    reader = threading.Thread(target=executor.control, args=(STEP_TIMES, {}), daemon=True)
+    reader.start()
+    reader.join(10)
+    has_read = not reader.is_alive()
+    executor.worker.may_end.set()
+    assert step.result() is True
+    assert has_read
+    executor.shutdown()

@@ -86,6 +86,11 @@ class AsyncEngineClient:
     def num_open(self) -> int:
         return len(self._mailboxes)
 
+    @property
+    def num_image_bytes(self) -> int:
+        """Of the images of all that is open."""
+        return self._mailboxes.num_image_bytes
+
     def is_open(self, request_id: int) -> bool:
         """Whether somebody reads this request."""
         return request_id in self._mailboxes
@@ -122,6 +127,8 @@ class AsyncEngineClient:
                 is_at_end = number in at_end
                 box = self._mailboxes.open(number, request.sampling.n, self._close_box, hears_ends_only=is_at_end)
                 boxes.append(box)
+                if request.media:
+                    self._mailboxes.note_images(number, sum(len(image.pixels) for image in request.media))
             self._send(*requests)
         except BaseException:
             for box in boxes:

@@ -22,6 +22,8 @@ class TokenDelta(msgspec.Struct, gc=False):
     num_cached_tokens: int | None = None
     # why it was no more: comes with it, if there is a reason
     first_miss: str = ""
+    # comes with the first token, if the engine says so: of the work since the first step, what was others'
+    share_of_others: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -63,6 +65,8 @@ class TokenDelta(msgspec.Struct, gc=False):
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
             self.first_miss = later.first_miss
+        if later.share_of_others is not None:
+            self.share_of_others = later.share_of_others
         if later.finish_reason is not None:
             self.finish_reason = later.finish_reason
             self.stop_reason = later.stop_reason

@@ -7,6 +7,7 @@ thread at a time, so a busy core delays the event loop; a process of its own doe
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import select
 import socket
@@ -103,7 +104,9 @@ class InThreadLink:
             return
         try:
             while not driver.is_dead and not self._is_closing:
+                driver.times.begin()
                 self._post(driver.take())
+                driver.times.ends("deliver")
                 self._handle_inbox(driver)
                 driver.step()
             self._post(driver.take())
@@ -112,14 +115,18 @@ class InThreadLink:
 
     def _handle_inbox(self, driver: CoreDriver) -> None:
         """All that has come; waits for something if the core has nothing to do."""
+        seconds = driver.tend()
         if not driver.has_work:
-            self._handle(driver, self._inbox.get())
+            with contextlib.suppress(queue.Empty):
+                self._handle(driver, self._inbox.get(timeout=seconds))
         while not self._inbox.empty():
             self._handle(driver, self._inbox.get())
 
     def _handle(self, driver: CoreDriver, messages: tuple[ToCore, ...]) -> None:
+        driver.times.begin()
         for message in messages:
             driver.handle(message)
+        driver.times.ends("receive")
 
     def _post(self, messages: list[ToClient]) -> None:
         if not messages:

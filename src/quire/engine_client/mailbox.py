@@ -85,6 +85,15 @@ class Mailboxes:
         self.num_late_outputs = 0
         # tokens that were generated, and that no reader was left for
         self.num_wasted_tokens = 0
+        # of the images of requests that are open, by id: the engine keeps them as long
+        self._image_bytes: dict[int, int] = {}
+
+    @property
+    def num_image_bytes(self) -> int:
+        return sum(self._image_bytes.values())
+
+    def note_images(self, request_id: int, num_bytes: int) -> None:
+        self._image_bytes[request_id] = num_bytes
 
     def __len__(self) -> int:
         return len(self._boxes)
@@ -115,6 +124,7 @@ class Mailboxes:
         box = self._boxes.pop(request_id, None)
         if box is None:
             return False
+        self._image_bytes.pop(request_id, None)
         self.num_eager -= not box.hears_ends_only
         self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
         box.pending = {}
@@ -131,6 +141,7 @@ class Mailboxes:
     def statistics(self) -> dict[str, float]:
         return {
             "requests_open": len(self._boxes),
+            "image_bytes_open": self.num_image_bytes,
             "late_outputs_dropped": self.num_late_outputs,
             "num_wasted_tokens_total": self.num_wasted_tokens,
         }
@@ -158,6 +169,9 @@ class Mailboxes:
                 delta.token_ids.append(token_id)
             else:
                 self.num_wasted_tokens += 1
+        for first in outputs.firsts:
+            if (delta := delta_of(first.sequence_id, filled)) is not None:
+                delta.share_of_others = first.share_of_others
         for entry in outputs.logprobs:
             if (delta := delta_of(entry.sequence_id, filled)) is not None:
                 delta.add_logprobs(entry.positions)

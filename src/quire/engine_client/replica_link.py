@@ -80,6 +80,8 @@ class _Copy:
     is_serving: bool = False
     # the call that waits for its start
     start_call: int | None = None
+    # what it has said of its cache, until it serves
+    told: list[CacheChanged] = field(default_factory=list)
 
 
 @dataclass
@@ -216,6 +218,9 @@ class ReplicaLink:
         """What has come in, in its order, as far as this turn's share of names goes."""
         while self._inbox:
             message = self._inbox[0]
+            if self._ends and isinstance(message, ControlCall) and message.name == "replicas.start":
+                # the one in whose place it comes is dealt with first
+                break
             blocks = self._names_of(message) if isinstance(message, EngineRequest) else []
             if blocks is None:
                 break
@@ -373,6 +378,15 @@ class ReplicaLink:
             seconds_per_token=self._as_one.seconds_per_token,
             seconds_per_step=self._as_one.seconds_per_step,
         )
+        for change in copy.told:
+            self._learn(copy, change)
+        copy.told.clear()
+
+    def _learn(self, copy: _Copy, change: CacheChanged) -> None:
+        if change.is_cleared:
+            self._router.cleared(copy.number)
+        self._router.removed(copy.number, change.removed)
+        self._router.stored(copy.number, change.stored)
 
     # ------------------------------------------------------------------------------------------ what comes
 
@@ -405,10 +419,10 @@ class ReplicaLink:
                 self._follow(copy, message)
                 messages.append(message)
             case CacheChanged():
-                if message.is_cleared:
-                    self._router.cleared(copy.number)
-                self._router.removed(copy.number, message.removed)
-                self._router.stored(copy.number, message.stored)
+                if copy.is_serving:
+                    self._learn(copy, message)
+                else:
+                    copy.told.append(message)
             case ControlReply():
                 number, fanned = self._calls.pop(message.call_id)
                 fanned.take(number, message)
@@ -507,6 +521,8 @@ class ReplicaLink:
                 del self._flights[request_id]
                 self._answers.append(_ended(request_id, flight, "abort"))
             elif flight.messages is not None and flight.can_move:
+                # once: what has killed this one would kill all of them in turn
+                flight.can_move = False
                 self._num_retried += 1
                 self._place(request_id, flight)
             else:

@@ -7,6 +7,7 @@ or a whole machine that slept, has missed looks and blames nobody for it.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _MOST_SECONDS_A_LOOK = 1.0
 _PATIENCE_WITH_TOKENS = 4.0
 # A process that a signal has stopped gets on when another one says so, and mostly never.
 LONGEST_STOP = 1.0
-# One that has work, gets nothing done for so long and has less than this share of a processor stands still.
+# One that has work, gets nothing done for so long and had less than this share of a processor meanwhile stands still.
 _LONGEST_IDLE = 1.5
 _IDLE_SHARE = 0.1
 # Reading gigabytes may hold the interpreter for a while.
@@ -35,8 +36,9 @@ class StallJudge:
         self._still = 0.0
         self._stopped = 0.0
         self._last: float | None = None
-        # of the processor, at the last progress; None: nobody says
-        self._seconds_at_progress: float | None = None
+        # (without progress, of the processor) at looks, the first one as long ago as idleness takes: a fresh engine
+        # commits memory beside its steps, and that must not hide for long that they stand still
+        self._used: deque[tuple[float, float]] = deque()
         # Long without progress, and nothing is computed either. It may yet go on, so nobody is ended for it.
         self.is_standing = False
 
@@ -60,20 +62,31 @@ class StallJudge:
         if progress != self._progress or not has_work:
             self._progress = progress
             self._still = 0.0
-            self._seconds_at_progress = processor_seconds
+            self._used.clear()
+            self._note(processor_seconds)
             self.is_standing = False
             return None
         self._still += passed
-        self.is_standing = self._is_idle(pulse, processor_seconds)
+        self._note(processor_seconds)
+        self.is_standing = pulse.is_serving and self._is_idle(_LONGEST_IDLE + self._patience(pulse))
         if self._still < self._allowed(pulse):
             return None
         return self._reason(pulse, num_sent)
 
-    def _is_idle(self, pulse: Pulse, processor_seconds: float | None) -> bool:
-        if processor_seconds is None or self._seconds_at_progress is None or not pulse.is_serving:
+    def _note(self, processor_seconds: float | None) -> None:
+        """None: nobody says."""
+        if processor_seconds is not None:
+            self._used.append((self._still, processor_seconds))
+
+    def _is_idle(self, seconds: float) -> bool:
+        """For so long, until now."""
+        while len(self._used) > 1 and self._still - self._used[1][0] >= seconds:
+            self._used.popleft()
+        if not self._used:
             return False
-        used = processor_seconds - self._seconds_at_progress
-        return self._still >= _LONGEST_IDLE + self._patience(pulse) and used < _IDLE_SHARE * self._still
+        began, before = self._used[0]
+        passed = self._still - began
+        return passed >= seconds and self._used[-1][1] - before < _IDLE_SHARE * passed
 
     def _allowed(self, pulse: Pulse) -> float:
         if not pulse.is_serving:

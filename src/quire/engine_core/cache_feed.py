@@ -23,6 +23,11 @@ class CacheFeed:
         if self._tells_client:
             self._tell = tell
 
+    def held(self) -> CacheChanged | None:
+        """What `watch` has told of, for one that comes later."""
+        names = self.changes.told() if self._tells_client else []
+        return CacheChanged(stored=names) if names else None
+
     def follow(self) -> None:
         events = self.changes.take()
         if not events:

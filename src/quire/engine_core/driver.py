@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +31,7 @@ from quire.messages import (
     ToCore,
     split_sequence_id,
 )
+from quire.observability.step_times import NoStepTimes
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -42,6 +44,8 @@ class Core(Protocol):
     """An engine core as its driver sees it."""
 
     ready: EngineReady
+    # of its steps, and of what is done around them
+    times: NoStepTimes
 
     @property
     def has_work(self) -> bool: ...
@@ -60,11 +64,17 @@ class Core(Protocol):
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
 
+    def held_in_cache(self) -> CacheChanged | None:
+        """All that `watch_cache` has told of and that is still there; None: nothing, or nobody has asked for it."""
+
     def loss_descriptors(self) -> tuple[int, ...]:
         """Files that become readable when a worker is lost."""
 
     def check_workers(self) -> None:
         """Raises if one is."""
+
+    def tend(self, now: float) -> float | None:
+        """Called between steps: gives back memory that is idle, a piece at a time. Seconds until the next call."""
 
 
 class CoreDriver:
@@ -75,6 +85,7 @@ class CoreDriver:
         self._outbox: list[ToClient] = [core.ready]
         self._num_steps = 0
         self.is_dead = False
+        self.times = core.times
         core.watch_cache(lambda message: self._outbox.append(message))
         # what control calls may ask besides the core's own operations
         self.operations: dict[str, Callable[..., Any]] = {"set_log_level": _set_log_level}
@@ -92,6 +103,10 @@ class CoreDriver:
     @property
     def has_work(self) -> bool:
         return not self.is_dead and self._core.has_work
+
+    def held_in_cache(self) -> CacheChanged | None:
+        """As the core does."""
+        return self._core.held_in_cache()
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
         """As the core does."""
@@ -123,6 +138,17 @@ class CoreDriver:
         if not outputs.is_empty:
             self._outbox.append(outputs)
 
+    def tend(self) -> float | None:
+        """For the loop that steps: what waits for no message and for no step. Seconds until it should be called again,
+        None if nothing is to do before the next message."""
+        if self.is_dead:
+            return None
+        try:
+            return self._core.tend(time.monotonic())
+        except Exception as error:
+            self._die(error, "while it gave memory back")
+            return None
+
     def _look_at_workers(self) -> None:
         """Whoever asks next would otherwise pay for a worker that was lost while there was nothing to do."""
         if self.is_dead:
@@ -153,7 +179,9 @@ class CoreDriver:
             case AbortRequests():
                 self._core.abort(message)
             case ControlCall():
+                self.times.ends("receive")
                 self._outbox.append(self._control(message))
+                self.times.ends("control")
 
     def _control(self, call: ControlCall) -> ControlReply:
         """A management call that fails is answered with its error; the engine goes on, unless that says otherwise."""

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.cache_feed import CacheFeed
-from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.executor.executor import STEP_TIMES, Executor, PendingStep
+from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.weights import Weights
@@ -30,6 +30,7 @@ from quire.messages import (
     PermitTokens,
     SchedulerOutput,
 )
+from quire.observability.step_times import NoStepTimes
 
 ControlOperation = Callable[..., Any]
 # how the names of calls begin that are passed to every worker
@@ -47,9 +48,11 @@ class EngineCore:
         *,
         depth: int = 0,
         check_invariants: bool = False,
-        adapters: EngineAdapters | None = None,
         feed: CacheFeed | None = None,
+        memory: IdleMemory | NoIdleMemory | None = None,
+        times: NoStepTimes | None = None,
     ) -> None:
+        """`memory`: of the cache, where what is idle can be given back. `times`: of steps, if somebody counts them."""
         self.scheduler = scheduler
         self.executor = executor
         self.ready = ready
@@ -58,12 +61,15 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
-        self._adapters = adapters = adapters or EngineAdapters(executor.control, 0)
+        self._adapters = scheduler.adapters
         self._feed = feed
+        self._memory = memory or NoIdleMemory()
+        self.times = times or NoStepTimes()
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
         self._on_step: Callable[[SchedulerOutput, int], None] = _tell_nobody
         kept = scheduler.manager.kept
+        self._weights = Weights(scheduler, executor.control)
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
             "reset_prefix_cache": self._reset_prefix_cache,
@@ -74,9 +80,9 @@ class EngineCore:
             "release_kept": kept.release,
             "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
-            **Weights(scheduler, executor.control).operations(),
+            **self._weights.operations(),
             **Observation(scheduler).operations(),
-            **adapters.operations(),
+            **scheduler.adapters.operations(),
         }
 
     # ------------------------------------------------------------------------------------------ messages in
@@ -126,13 +132,22 @@ class EngineCore:
         Requests that ended without running (refused, aborted) are reported here as well.
         """
         failpoint("before_schedule")
+        times = self.times
+        times.begin()
         decision = self.scheduler.schedule()
         if decision is not None:
             self._on_step(decision, self.scheduler.work_in_flight)
             failpoint("before_execute")
+            times.sent("decisions", decision.num_column_bytes)
+            times.ends("schedule")
             self._in_flight.append(self.executor.execute(decision))
+            times.ends("execute")
+        else:
+            times.ends("schedule")
         if len(self._in_flight) > (self._depth if decision is not None else 0):
-            outputs = self.scheduler.update_from_output(self._in_flight.popleft().result())
+            answer = self._in_flight.popleft().result()
+            times.ends("wait")
+            outputs = self.scheduler.update_from_output(answer)
         else:
             self._is_idle = not self._in_flight and not self.scheduler.wait_for_blocks()
             outputs = EngineOutputs(step=0)
@@ -140,12 +155,13 @@ class EngineCore:
         self._follow()
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
+        times.ends("update")
         return outputs
 
     def _follow(self) -> None:
         """The results of a step are known, and requests may have let go of something."""
         if self._adapters.leaving:
-            self._adapters.drop_unused(self.scheduler.lifecycle.adapters_in_use())
+            self._adapters.drop_unused()
         if self._feed is not None:
             self._feed.follow()
 
@@ -176,6 +192,10 @@ class EngineCore:
         if self._feed is not None:
             self._feed.watch(tell)
 
+    def held_in_cache(self) -> CacheChanged | None:
+        """All that was told of and is still there; None: nothing, or nobody has asked for it."""
+        return None if self._feed is None else self._feed.held()
+
     def loss_descriptors(self) -> tuple[int, ...]:
         return self.executor.loss_descriptors()
 
@@ -183,7 +203,17 @@ class EngineCore:
         self.executor.check_workers()
 
     def statistics(self) -> dict[str, float]:
-        return self.scheduler.statistics()
+        own = {**self.scheduler.statistics(), **self._weights.statistics(), **self._memory.statistics()}
+        if times := self.times.statistics():
+            own |= {**times, **self.executor.control(STEP_TIMES, {})}
+        return own
+
+    def tend(self, now: float) -> float | None:
+        """For whoever drives it, between two steps: what can be done for the memory at this time. Seconds until it
+        should be called again; None: not before the next message."""
+        if self.scheduler.manager.moves.are_pending:
+            return None  # the next step reads blocks that are free by now, such as those on their way to swap space
+        return self._memory.tend(now)
 
     def shutdown(self) -> None:
         failpoint("end_worker")

@@ -39,21 +39,25 @@ from quire.messages import (
     first_request_id_of,
     split_sequence_id,
 )
+from quire.observability.step_times import NoStepTimes
 
 logger = logging.getLogger(__name__)
 
 
 class _Client:
-    def __init__(self, number: int, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, number: int, socket: zmq.Socket[bytes], times: NoStepTimes) -> None:
         self.number = number
         self.socket = socket
+        self._times = times
         # outputs that have not ended, by request: what is to be aborted if the client dies
         self.open: dict[int, int] = {}
 
     def send(self, message: Message) -> None:
         # EAGAIN: it is gone, and the first client is about to say so
         with contextlib.suppress(zmq.Again):
-            self.socket.send(encode(message), zmq.NOBLOCK)
+            frame = encode(message)
+            self.socket.send(frame, zmq.NOBLOCK)
+            self._times.sent("clients", len(frame))
 
 
 class FurtherClients:
@@ -77,7 +81,7 @@ class FurtherClients:
     # ------------------------------------------------------------------------------------------ coming and going
 
     def open(self, number: int, endpoint: str) -> bool:
-        """A client that waits at this address. What it hears first is that the engine is ready."""
+        """A client that waits at this address. What it hears first is that the engine is ready, and what it holds."""
         assert self._driver is not None
         if not 0 < number < MOST_CLIENTS or number in self.clients:
             raise UserError(f"number={number}: must be a free one between 1 and {MOST_CLIENTS - 1}.")
@@ -88,10 +92,13 @@ class FurtherClients:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(endpoint)
         self._poller.register(socket, zmq.POLLIN)
-        client = self.clients[number] = _Client(number, socket)
+        client = self.clients[number] = _Client(number, socket, self._driver.times)
         # how it was built is told once
         ready = msgspec.structs.replace(self._driver.ready, first_request_id=first_request_id_of(number), report=[])
         client.send(ready)
+        # it routes by what replicas hold, and has missed how that came
+        if (held := self._driver.held_in_cache()) is not None:
+            client.send(held)
         return True
 
     def close_one(self, number: int) -> int:
@@ -223,6 +230,7 @@ def parts_of(outputs: EngineOutputs) -> dict[int, EngineOutputs]:
     of_tokens = _client_of_sequence(outputs.sequence_ids)
     entries: tuple[Any, ...] = (
         *outputs.starts,
+        *outputs.firsts,
         *outputs.ends,
         *outputs.logprobs,
         *outputs.prompt_logprobs,
@@ -243,6 +251,7 @@ def _part(outputs: EngineOutputs, number: int, is_token_of: Any) -> EngineOutput
         sequence_ids=outputs.sequence_ids[is_token_of],
         token_ids=outputs.token_ids[is_token_of],
         starts=own(outputs.starts),
+        firsts=own(outputs.firsts),
         ends=own(outputs.ends),
         logprobs=own(outputs.logprobs),
         prompt_logprobs=own(outputs.prompt_logprobs),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, KVConnectorConfig, WorkerConfig
-from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.child_placement import ChildPlacement
@@ -15,6 +14,7 @@ from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.placement import Placement
+from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory, idle_memory
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
@@ -23,6 +23,7 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.kv_event_publisher import KVEventPublisher
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.constraints import (
     AdapterSlots,
     ChunkAlignment,
@@ -37,12 +38,14 @@ from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.shared_blocks import transfers_with
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
+from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.failpoints import failpoint
 from quire.kv_connectors import make_scheduler_half
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf
 from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
 from quire.observability.recorder import DecisionRecorder, Recorder
+from quire.observability.step_times import CORE_PHASES, NoStepTimes, StepTimes
 
 # Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes
 # the interpreter's lock from it between two of them, and the step loses more than the decision gains
@@ -76,6 +79,12 @@ def build_engine_core(
         executor.initialize_cache(groups, plan.num_blocks, plan.num_host_blocks)
         seconds_per_block = executor.control("measure_swap", {}) if plan.num_host_blocks else 0.0
     costs = RecoveryCosts(measured.seconds_per_token, seconds_per_block)
+    budget = StepBudget.by_prices(
+        config.max_num_batched_tokens,
+        config.target_inter_token_latency,
+        measured.seconds_per_step,
+        measured.seconds_per_token,
+    )
     speculation = None
     if config.speculation is not None:
         with phases.measure("measure speculation"):
@@ -83,7 +92,7 @@ def build_engine_core(
     kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
     layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
     connector = make_half(config.kv_connector, layout)
-    adapters = EngineAdapters(executor.control, config.max_cpu_loras)
+    adapters = EngineAdapters(executor.control, config.worker.max_cpu_loras)
     is_ahead, reason = _runs_ahead(config, measured)
     # a step for each stage of a pipeline, and one that is decided while they run
     depth = config.worker.grid.pipeline - 1 + is_ahead
@@ -93,11 +102,10 @@ def build_engine_core(
         plan,
         policy=policy,
         costs=costs,
+        budget=budget,
         speculation=speculation,
         connector=connector,
-        adapters=adapters.loaded,
-        # numbers are this engine's own
-        adapter_contents=adapters.contents if isinstance(connector, NamedBlocks) else None,
+        adapters=adapters,
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
@@ -106,15 +114,21 @@ def build_engine_core(
     if depth:
         executor.run_ahead()
     failpoint("start_ready")
+    memory: IdleMemory | NoIdleMemory = NoIdleMemory()
+    if config.worker.device == "cpu":
+        layers = measured.layers
+        memory = idle_memory(scheduler.manager.pool, layers, config.worker.slots_per_block, executor.control)
+        memory.foresee(measured.step_bytes + config.recorder_bytes)
     core = assemble(
         config,
         executor,
         plan,
         scheduler,
-        [*phases.report(), plan.explanation, reason],
+        [*phases.report(), plan.explanation, *memory.report, reason, *budget.report()],
         depth=depth,
-        adapters=adapters,
         feed=feed,
+        memory=memory,
+        times=StepTimes(time.perf_counter, CORE_PHASES),
     )
     core.ready.seconds_per_token = measured.seconds_per_token
     core.ready.seconds_per_step = measured.seconds_per_step
@@ -140,10 +154,10 @@ def make_scheduler(
     plan: CachePlan,
     policy: SchedulingPolicy | None = None,
     costs: RecoveryCosts = RecoveryCosts(),  # noqa: B008 (frozen)
+    budget: StepBudget | None = None,
     speculation: Speculation | None = None,
     connector: SchedulerHalf | NamedBlocks | None = None,
-    adapters: Set[int] = frozenset(),
-    adapter_contents: Mapping[int, bytes] | None = None,
+    adapters: EngineAdapters | None = None,
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
@@ -179,14 +193,16 @@ def make_scheduler(
         rows,
         policy or _policy(config),
         recovery,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        budget=budget or StepBudget(config.max_num_batched_tokens),
         max_model_len=plan.max_model_len,
         vocab_size=config.facts.vocab_size,
         speculation=speculation,
         transfers=transfers_with(connector, manager, recovery.seconds_per_token),
         constraints=_constraints(config, num_cohorts),
         adapters=adapters,
-        adapter_contents=adapter_contents,
+        # numbers are this engine's own
+        adapter_contents=adapters.contents if adapters and isinstance(connector, NamedBlocks) else None,
+        sees_all=config.facts.sees_all,
     )
 
 
@@ -231,7 +247,7 @@ def _constraints(config: EngineConfig, num_cohorts: int) -> list[Constraint]:
         constraints.append(ChunkAlignment(config.chunk_alignment))
     if config.worker.max_loras:
         constraints.append(AdapterSlots(config.worker.max_loras))
-    if config.facts.sees_images:
+    if config.facts.sees_images or config.facts.listens:
         constraints.append(EncoderBudget(config.images.max_num_encoder_tokens))
     return constraints
 
@@ -267,8 +283,9 @@ def assemble(
     report: list[str],
     *,
     depth: int = 0,
-    adapters: EngineAdapters | None = None,
     feed: CacheFeed | None = None,
+    memory: IdleMemory | NoIdleMemory | None = None,
+    times: NoStepTimes | None = None,
 ) -> EngineCore:
     ready = EngineReady(
         max_model_len=plan.max_model_len,
@@ -283,8 +300,9 @@ def assemble(
         ready,
         depth=depth,
         check_invariants=config.check_invariants,
-        adapters=adapters,
         feed=feed,
+        memory=memory,
+        times=times,
     )
 
 

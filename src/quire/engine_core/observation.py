@@ -155,13 +155,13 @@ class Observation:
         ring: Any = rings[part]
         start = max(since, ring.first_number)
         entries = ring.since(start, min(limit, _MOST_ENTRIES))
-        pool = self._scheduler.manager.pool
+        manager = self._scheduler.manager
         return {
             "now": recorder.clock(),
             "next": start + len(entries),
             "end": ring.next_number,
-            "num_blocks": pool.num_blocks,
-            "block_size": self._scheduler.manager.block_size,
+            "num_blocks": manager.pool.num_blocks,
+            "block_size": manager.block_size,
             "entries": self._sent(recorder, part, start, entries),
         }
 

@@ -26,7 +26,8 @@ from quire.failpoints import failpoint
 from quire.message_encoding import decode_to_core, encode
 from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, ToClient, split_sequence_id
 from quire.observability.background_log import BackgroundHandler
-from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
+from quire.observability.logging import line_formatter
+from quire.observability.step_times import NoStepTimes
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
 # Time for the last message to reach a parent that is there.
@@ -59,6 +60,7 @@ class CoreSocket:
 
     def __init__(self, endpoint: str, pulse: PulseWriter) -> None:
         self._pulse = pulse
+        self.times = NoStepTimes()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -80,14 +82,16 @@ class CoreSocket:
         """`wait` also returns when there is something to read here."""
         self._poller.register(descriptor, zmq.POLLIN)
 
-    def wait(self) -> None:
-        """Until something has arrived; this alone counts as rest."""
+    def wait(self, seconds: float | None) -> None:
+        """Until something has arrived, at most so long; this alone counts as rest."""
         self._pulse.rests()
-        self._poller.poll()
+        self._poller.poll(None if seconds is None else int(seconds * 1000) + 1)
         self._pulse.wakes()
 
     def send(self, message: Message) -> None:
-        self._socket.send(encode(message))
+        frame = encode(message)
+        self._socket.send(frame)
+        self.times.sent("clients", len(frame))
 
     def deliver(self, message: ToClient) -> None:
         """To the client that it is for."""
@@ -98,6 +102,7 @@ class CoreSocket:
 
     def hand_to(self, driver: CoreDriver) -> None:
         """Everything that has arrived."""
+        self.times.begin()
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -109,6 +114,7 @@ class CoreSocket:
         if self.further.clients:
             # not counted as received: the pulse is compared with what the first client has sent
             self.further.hand_to(driver, self._pulse.has_done)
+        self.times.ends("receive")
 
     def _take(self, frame: bytes, driver: CoreDriver) -> None:
         try:
@@ -142,11 +148,13 @@ def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWr
     for descriptor in driver.loss_descriptors():
         link.watch(descriptor)
     link.further.serve(driver)
+    link.times = driver.times
     pulse.serves()
     while not signals.is_end_asked and not driver.is_dead:
         _send_all(driver, link)
+        seconds = driver.tend()
         if not driver.has_work:
-            link.wait()
+            link.wait(seconds)
         link.hand_to(driver)
         driver.step()
         pulse.has_done()
@@ -157,9 +165,11 @@ def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWr
 
 
 def _send_all(driver: CoreDriver, link: CoreSocket) -> None:
+    link.times.begin()
     for message in driver.take():
         failpoint("before_send")
         link.deliver(message)
+    link.times.ends("deliver")
 
 
 def run(document: LaunchDocument, core: str | None) -> int:
@@ -199,7 +209,8 @@ def main() -> NoReturn:
     parser.add_argument("--core", help='builder of the core, as "module:function"')
     arguments = parser.parse_args()
     log = BackgroundHandler(sys.stderr)
-    logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
+    log.setFormatter(line_formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
     document = LaunchDocument.read(sys.stdin.buffer)
     # of libraries only what is wrong; of ours as much as whoever started this wants
     logging.getLogger("quire").setLevel(document.log_level)

@@ -19,7 +19,7 @@ import msgspec
 from quire.config import EngineConfig, KVConnectorConfig
 from quire.engine_core.driver import Core
 from quire.engine_core.engine_core import OF_WORKERS, EngineCore
-from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.executor.executor import UNRECORDED, Executor, PendingStep
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import build_engine_core, make_executor
 from quire.kv_connectors import make_scheduler_half
@@ -140,6 +140,8 @@ class RecordedCore:
         self._ends: list[Callable[[], None]] = []
         self.watch_steps = core.watch_steps
         self.loss_descriptors = core.loss_descriptors
+        self.tend = core.tend
+        self.times = core.times
 
     def at_end(self, end: Callable[[], None]) -> None:
         """Called when the core has been shut down."""
@@ -187,6 +189,9 @@ class RecordedCore:
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         self.core.watch_cache(tell)
+
+    def held_in_cache(self) -> CacheChanged | None:
+        return self.core.held_in_cache()
 
     def check_workers(self) -> None:
         self.core.check_workers()
@@ -242,6 +247,8 @@ class RecordingExecutor:
         self._sink.write(StepFailed(at=self._clock(), kind=type(error).__name__, reason=str(error)))
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name in UNRECORDED:
+            return self._inner.control(name, args)
         return _told(self._sink, self._clock, name, lambda: self._inner.control(name, args))
 
 

@@ -117,11 +117,12 @@ class Sequence:
 
     def place(self, rows: Rows) -> None:
         """From now on a row holds its tokens and numbers."""
-        self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
-        rows.use_adapter(self.row, self.request.message.adapter)
-        if self.request.whole_ranges is not None:
-            rows.keep_whole(self.row, self.request.whole_ranges)
-        rows.use_media(self.row, self.request.message.media)
+        request = self.request
+        self.row = rows.take(self.sequence_id, request.priority, request.tenant, self._prompt)
+        rows.use_adapter(self.row, request.message.adapter)
+        if request.whole_ranges is not None:
+            rows.keep_whole(self.row, request.whole_ranges)
+        rows.use_media(self.row, request.message.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -174,7 +175,9 @@ class Request:
         *,
         is_private: bool,
         adapter_content: bytes = b"",
+        sees_all: bool = False,
     ) -> None:
+        """`sees_all`: the tokens of any prompt see each other."""
         self.request_id = message.request_id
         self.message = message
         self.sampling = message.sampling
@@ -186,6 +189,7 @@ class Request:
         self.num_prompt_tokens = len(prompt) - (message.transfer.num_output_tokens if message.transfer else 0)
         # tokens that see each other and are computed in one step, where there are any
         whole = [(one.start, one.end) for one in message.media if one.is_whole]
+        whole = [(0, len(prompt))] if sees_all else whole
         self.whole_ranges = WholeRanges(whole) if whole else None
         self.max_total = 0
         self.is_private = is_private

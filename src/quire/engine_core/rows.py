@@ -46,7 +46,7 @@ class Rows:
         self.whole_ranges: dict[int, WholeRanges] = {}
         # tokens that steps had for a row which could not use them, because its range is larger; and how many it needs
         self.saved: dict[int, tuple[int, int]] = {}
-        # the images of those rows that have some, and where the last of them ends
+        # the images of those rows that have some to encode, and where the last of them ends
         self.media: dict[int, list[Media]] = {}
         self.media_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
@@ -104,9 +104,10 @@ class Rows:
         self.whole_ranges[row] = ranges
 
     def use_media(self, row: int, media: list[Media]) -> None:
-        if media:
-            self.media[row] = media
-            self.media_until[row] = media[-1].end
+        encoded = [one for one in media if not one.is_vectors]
+        if encoded:
+            self.media[row] = encoded
+            self.media_until[row] = encoded[-1].end
 
     def num_image_tokens(self, rows: IntArray, num_tokens: IntArray) -> int:
         """Of the images that these grants touch, each content once: an image is encoded whole."""
@@ -263,7 +264,10 @@ class Rows:
         is_set_back = self.set_back_at[rows] > since
         reached = computed + np.minimum(granted, totals - computed)
         self.num_computed[rows] = np.where(is_set_back, self.num_computed[rows], reached)
-        self.num_total[rows] = totals + growth
+        # What was accepted is computed once more where a state has not absorbed it. A grant that was for less does not
+        # reach the last token, so that what was promised behind it does not come.
+        comes = (reached == totals) | is_set_back
+        self.num_total[rows] = totals + growth * comes
 
     def set_stop_ids(self, row: int, ids: list[int]) -> None:
         if len(ids) > self.stop_ids.shape[1]:

@@ -24,6 +24,7 @@ class Weights:
         self._scheduler = scheduler
         self._control = control
         self.version = b""
+        self._num_updates = 0
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         return {"check_weights": self.check, "update_weights": self.update}
@@ -54,5 +55,9 @@ class Weights:
                 f"update_weights: {error} The engine may have weights of two kinds, and ends."
             ) from error
         self.version = hashlib.blake2b(self.version + bytes.fromhex(content), digest_size=_DIGEST_SIZE).digest()
+        self._num_updates += 1
         num_requests = self._scheduler.forget_computed(self.version)
         return {"version": self.version.hex(), "num_weights": num_weights, "num_requests": num_requests}
+
+    def statistics(self) -> dict[str, float]:
+        return {"num_weight_updates": self._num_updates}

@@ -16,6 +16,7 @@ from quire.kv_connectors.connector import (
     NoSchedulerHalf,
     NoWorkerHalf,
     SchedulerHalf,
+    StageSharers,
     WorkerHalf,
 )
 
@@ -26,18 +27,26 @@ _Half = TypeVar("_Half")
 def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -> SchedulerHalf | NamedBlocks:
     if config is None:
         return NoSchedulerHalf()
-    if layout.has_states:
+    if layout.keeps_parts:
         raise OptionError(
-            f"kv_connector={config.name}: {layout.model} has recurrent layers, whose state no connector can move yet; "
+            "kv_store: of this model's sounds and their texts each has blocks of its own, and no others, so that "
+            "blocks that lie elsewhere would not be found. Leave kv_store, role and kv_connector out."
+        )
+    half = _made(config, lambda connector: connector.scheduler_half(layout, **config.args))
+    if layout.has_states and not isinstance(half, NamedBlocks):
+        raise OptionError(
+            f"kv_connector={config.name}: this model has recurrent layers, whose state this connector cannot move; "
             "only keys and values of tokens. Leave kv_connector out."
         )
-    return _made(config, lambda connector: connector.scheduler_half(layout, **config.args))
+    return half
 
 
-def make_worker_half(config: KVConnectorConfig | None) -> WorkerHalf:
+def make_worker_half(config: KVConnectorConfig | None, sharers: StageSharers | None = None) -> WorkerHalf:
+    """`sharers`: where several ranks keep a part of each block, which `tiered` alone can move."""
     if config is None:
         return NoWorkerHalf()
-    return _made(config, lambda connector: connector.worker_half(**config.args))
+    shared = {} if sharers is None else {"sharers": sharers}
+    return _made(config, lambda connector: connector.worker_half(**config.args, **shared))
 
 
 def _made(config: KVConnectorConfig, make: Callable[[Connector], _Half]) -> _Half:

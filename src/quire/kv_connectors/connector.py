@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +49,11 @@ class CacheLayout:
     @property
     def has_states(self) -> bool:
         return any(spec.state_bytes for specs in self.groups for spec in specs)
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether a group keeps only the first tokens of a sequence, or only those behind them."""
+        return any(spec.kept_from or spec.kept_until for specs in self.groups for spec in specs)
 
     def difference(self, other: CacheLayout) -> str | None:
         """The first thing in which both differ, in words."""
@@ -97,6 +102,50 @@ class StepTransfers(msgspec.Struct, kw_only=True):
     loads: list[BlockLoad] = []
     stores: list[BlockStore] = []
     spills: list[BlockSpill] = []
+
+
+class Stages(Protocol):
+    """The stages of a pipeline, which keep other layers of every block each, this one among them."""
+
+    @property
+    def is_first(self) -> bool: ...
+
+    @property
+    def is_last(self) -> bool: ...
+
+    def send(self, x: Any) -> None:
+        """To the next stage, which receives as many bytes."""
+
+    def receive(self, out: Any) -> Any:
+        """`out`, filled by the stage before."""
+
+
+class Sharers(Protocol):
+    """The ranks that keep a part of every block each, this one among them. All of a stage call the same at the same
+    place. The scheduler half is in the process of number 0 of the first stage."""
+
+    @property
+    def number(self) -> int:
+        """Of this rank in its stage."""
+
+    @property
+    def num_in_stage(self) -> int: ...
+
+    def gather(self, x: Any) -> Any:
+        """[N, bytes of all]: the rows that all of them bring, side by side in the order of their numbers."""
+
+    def from_first(self, x: Any) -> Any:
+        """The rows that number 0 brings; the others bring as many of any content."""
+
+    def total(self, number: float) -> float:
+        """The sum of what all of them bring."""
+
+
+class StageSharers(Sharers, Protocol):
+    """With the other stages, where there are some."""
+
+    @property
+    def stages(self) -> Stages: ...
 
 
 class Found(Protocol):
@@ -185,6 +234,19 @@ class WorkerHalf(Protocol):
 
     def close(self) -> None:
         """There are no more steps."""
+
+
+class StagedHalf(WorkerHalf, Protocol):
+    """Of a stage of a pipeline. Stages compute a step one after the other, so none can wait for all others."""
+
+    def hand_on(self) -> None:
+        """After the step: to the next stage, what that one needs of this step's loads."""
+
+    def take_spilled(self) -> Mapping[bytes, bytes]:
+        """This stage's part of what the step has spilled, by name; once, on the first rank of the stage."""
+
+    def keep(self, blocks: Mapping[bytes, bytes]) -> None:
+        """On the first rank of all: the parts of all stages, put together. In another thread than the other calls."""
 
 
 class NoSchedulerHalf:

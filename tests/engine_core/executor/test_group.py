@@ -11,6 +11,7 @@ import time
 import pytest
 
 from quire.config import EngineOptions, resolve
+from quire.engine_core.executor.group import state_of_all
 from quire.engine_core.launch import build_engine_core
 from quire.errors import EngineError, ModelError, OptionError
 from quire.testing.greedy import generate_greedy, real_core
@@ -198,3 +199,18 @@ def test_a_failed_start_leaves_nothing(checkpoint, monkeypatch):
     start()
     gc.collect()  # the error knew the frames, and they the memory
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+READY = {"state": "ready", "error": None, "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"state": "ready", "error": None, "content": "b"}, {"state": "ready", "error": None, "content": "a,b"}),
+        ({"state": "loading", "error": None, "content": ""}, {"state": "loading", "error": None, "content": ""}),
+        ({"state": "failed", "error": "no", "content": ""}, {"state": "failed", "error": "no", "content": ""}),
+    ],
+)
+def test_nobody_may_use_an_adapter_before_all_workers_have_it(other, expected):
+    assert state_of_all([READY, other]) == expected

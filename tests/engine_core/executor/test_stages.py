@@ -2,14 +2,19 @@
 
 import os
 import signal
+import threading
 import time
 
+import numpy as np
 import pytest
 from tests.support.sampled import sampled
 
 from quire.config import EngineOptions, resolve
 from quire.engine_core.executor.placement import RankSight, Sight
+from quire.engine_core.executor.rank_channel import Channel, Spilled, StepDone, channel_pair, encode_step
+from quire.engine_core.executor.rank_process import serve
 from quire.errors import EngineError, ModelError, OptionError
+from quire.messages import SchedulerOutput, StepOutput
 from quire.testing.greedy import generate_greedy, real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -146,9 +151,7 @@ def test_a_stage_that_knows_other_tokens_ends_the_engine(make_core):
     assert "stage 1 knows other tokens" in message
 
 
-@pytest.mark.parametrize(
-    "options", [{"speculative_config": {"method": "draft_model", "model": "embedded-draft"}}], ids=str
-)
+@pytest.mark.parametrize("options", [{"kv_connector": "memory"}, {"compile": True}], ids=str)
 def test_what_cannot_be_done_together_is_refused(checkpoint, options):
     with pytest.raises(OptionError, match="workers that share a model"):
         resolve(EngineOptions(model=str(checkpoint), device="cpu", pipeline_parallel_size=2, **options))
@@ -157,3 +160,33 @@ def test_what_cannot_be_done_together_is_refused(checkpoint, options):
 def test_more_stages_than_layers_are_refused(checkpoint):
     with pytest.raises(ModelError, match="Use tensor_parallel_size, or fewer stages"):
         real_core(checkpoint, **{**OPTIONS, "pipeline_parallel_size": 9})
+
+
+class SpillingWorker:
+    """Answers more than a socket holds."""
+
+    def execute(self, decision, answers):
+        return StepOutput(step=decision.step, spilled={b"block": bytes(4 << 20)})
+
+
+def test_a_long_step_reaches_a_stage_that_answers_what_it_has_spilled():
+    """The core reads no answer before it has sent the next step, and the stage sends while it does."""
+    core, descriptor = channel_pair()
+    stage = Channel(descriptor, sends_beside=True)
+    steps = [SchedulerOutput(step=step, rows=np.zeros(1 << 20, dtype=np.int64)) for step in range(3)]
+
+    def send_all():
+        for step in steps:
+            core.send(encode_step(step, []))
+
+    rank = threading.Thread(target=serve, args=(SpillingWorker(), stage, {}), daemon=True)
+    sender = threading.Thread(target=send_all, daemon=True)
+    rank.start()
+    sender.start()
+    sender.join(20)
+    assert not sender.is_alive()
+    answers = [type(core.receive(10)) for _ in range(6)]
+    assert answers == [Spilled, StepDone] * 3
+    core.close()
+    rank.join(10)
+    assert not rank.is_alive()

@@ -1,8 +1,9 @@
 """One beam search: the running beams, the hypotheses that have ended, and the choice of the next beams.
 
-The rules are those of Transformers: of all continuations of all beams, by cumulative log-probability, the first `width`
-that do not stop run on; one that stops among the first `width` becomes a hypothesis, judged by its log-probability over
-length ** length_penalty. Knows tokens and scores; sequences are opaque to it.
+Candidates come with their penalties. Of each beam, `top_p` and `top_k` leave the likeliest, at least two and one
+more than there are stop tokens. The rules are those of Transformers: of all continuations of all beams, by cumulative
+log-probability, the first `width` that do not stop run on; one that stops among the first `width` becomes a hypothesis,
+judged by its log-probability over length ** length_penalty. Knows tokens and scores; sequences are opaque to it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.engine_core.decoding.draws import Draws, NoDraws
 from quire.engine_core.decoding.hypotheses import Hypothesis, Node
 from quire.messages import Candidates, TokenLogprobs
 
@@ -27,9 +29,31 @@ class Rules:
     length_penalty: float
     early_stopping: bool | Literal["never"]
     num_logprobs: int
+    draws: Draws | NoDraws
+    top_p: float = 1.0
+    # 0: all
+    top_k: int = 0
 
     def penalised(self, score: float, length: int) -> float:
         return score / math.pow(length, self.length_penalty)
+
+    def num_allowed(self, found: Candidates) -> int:
+        """How many of a beam's candidates may continue it."""
+        count = len(found.logprobs)
+        if self.top_k:
+            count = min(count, self.top_k)
+        if self.top_p < 1.0:
+            count = min(count, self._num_within(found))
+        return min(len(found.logprobs), max(count, 2, 1 + len(self.stop_ids)))
+
+    def _num_within(self, found: Candidates) -> int:
+        """The likeliest that reach `top_p` together."""
+        total = 0.0
+        for place, logprob in enumerate(found.logprobs):
+            if total >= self.top_p:
+                return place
+            total += math.exp(logprob - found.log_total)
+        return len(found.logprobs)
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,10 @@ class Continuation:
     token_id: int
     score: float
     rank: int
+
+    @property
+    def index_of_beam(self) -> int:
+        return self.beam.index
 
 
 class BeamGroup:
@@ -70,7 +98,7 @@ class BeamGroup:
         penalty: float,
     ) -> list[Continuation]:
         """One step: who runs on. `length` counts the tokens behind the prompt, the new one included."""
-        continuations = self._continuations(candidates, penalties, penalty)
+        continuations = self._continuations(candidates, length, penalties, penalty)
         stop_ids = self._rules.stop_ids
         is_last = length >= max_tokens
         ended = [one for one in continuations[: self.width] if is_last or one.token_id in stop_ids]
@@ -92,18 +120,20 @@ class BeamGroup:
         return chosen.beam.node.grow(chosen.token_id, logprobs)
 
     def _continuations(
-        self, candidates: Mapping[int, Candidates], penalties: Counter[int], penalty: float
+        self, candidates: Mapping[int, Candidates], length: int, penalties: Counter[int], penalty: float
     ) -> list[Continuation]:
-        """All there are, best first; equal ones by beam, then as the model ranks them."""
-        continuations = [
-            Continuation(beam, token, beam.score + logprob - (penalty * penalties[token] if penalties else 0.0), rank)
-            for beam in self.running
-            for rank, (token, logprob) in enumerate(
-                zip(candidates[beam.index].token_ids, candidates[beam.index].logprobs, strict=True)
-            )
-        ]
+        """All that are allowed, best first; equal ones by beam, then as the model ranks them."""
+        continuations: list[Continuation] = []
+        for beam in self.running:
+            found = candidates[beam.index]
+            for rank in range(self._rules.num_allowed(found)):
+                token = found.token_ids[rank]
+                cost = penalty * penalties[token] if penalties else 0.0
+                continuations.append(Continuation(beam, token, beam.score + found.logprobs[rank] - cost, rank))
         continuations.sort(key=lambda one: -one.score)
-        return continuations
+        # as many as are sure to have so many that do not stop
+        num_followed = self.width * max(2, 1 + len(self._rules.stop_ids))
+        return self._rules.draws.drawn(continuations, num_followed, length)
 
     def _finish(self, one: Continuation, length: int, candidates: Mapping[int, Candidates]) -> None:
         is_stop = one.token_id in self._rules.stop_ids

@@ -12,12 +12,25 @@ from collections.abc import Mapping
 from typing import Literal
 
 from quire.engine_core.decoding.beam_group import Beam, BeamGroup, Continuation, Rules
+from quire.engine_core.decoding.draws import MOST_DRAWN_FROM, Draws, NoDraws
 from quire.engine_core.decoding.hypotheses import Hypothesis, Node, settled_from
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.request import Request, Sequence
 from quire.errors import RequestError
 from quire.messages import MOST_SEQUENCES, Candidates, EngineRequest
+from quire.sampling_params import SamplingParams
 
+_PLAIN = SamplingParams()
+_WITHOUT_EFFECT = (
+    "structured_outputs",
+    "logits_processors",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "min_p",
+    "thinking_token_budget",
+)
 # Of either sign: a length of a million to this power is still a number.
 _MOST = 50
 
@@ -34,8 +47,10 @@ class BeamSearch:
         early_stopping: bool | Literal["never"] = False,
         num_groups: int = 1,
         diversity_penalty: float = 0.0,
+        do_sample: bool = False,
     ) -> None:
         sampling = message.sampling
+        _check_sampling(sampling)
         _check(width, sampling.n, num_groups, early_stopping, length_penalty, diversity_penalty)
         eos_ids = frozenset() if sampling.ignore_eos else frozenset(message.eos_token_ids)
         self._rules = Rules(
@@ -44,11 +59,17 @@ class BeamSearch:
             length_penalty=float(length_penalty),
             early_stopping=early_stopping,
             num_logprobs=sampling.logprobs or 0,
+            draws=Draws(message.seed) if do_sample else NoDraws(),
+            top_p=sampling.top_p,
+            top_k=max(0, sampling.top_k),
         )
         self.num_sequences = width
         self.num_outputs = sampling.n
         # a row has each stop token once, and penalties push down at most the tokens of the other groups
         self.num_candidates = max(width + len(self._rules.stop_ids), self._rules.num_logprobs)
+        if do_sample:
+            most = min(self._rules.top_k or MOST_DRAWN_FROM, MOST_DRAWN_FROM)
+            self.num_candidates = max(self.num_candidates, most)
         self._diversity_penalty = diversity_penalty
         self._settled = root = Node(None, -1, None)
         self._groups = [BeamGroup(width // num_groups, root, self._rules) for _ in range(num_groups)]
@@ -127,6 +148,17 @@ class BeamSearch:
     def _emit(self, request: Request, output: int, nodes: list[Node], verbs: Verbs) -> None:
         logprobs = [node.logprobs for node in nodes if node.logprobs is not None]
         verbs.emit(request, output, [node.token_id for node in nodes], logprobs)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """What would forbid tokens or move them by name is refused: candidates are the model's own."""
+    for name in _WITHOUT_EFFECT:
+        if getattr(sampling, name) != getattr(_PLAIN, name):
+            raise RequestError(
+                f"{name}: not together with beams, which are the most probable continuations as the model sees them. "
+                "Leave it out, or sample n outputs.",
+                param=name,
+            )
 
 
 def _check(

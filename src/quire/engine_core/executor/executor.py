@@ -6,6 +6,12 @@ from typing import Any, Protocol
 
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
+# Controls that no decision depends on: a recorded run knows nothing of them.
+GIVE_BACK = "give_back"
+RESIDENT_MEMORY = "resident_memory"
+STEP_TIMES = "step_times"
+UNRECORDED = frozenset((GIVE_BACK, RESIDENT_MEMORY, STEP_TIMES))
+
 
 class PendingStep(Protocol):
     """A step that was handed in."""

@@ -29,7 +29,7 @@ import msgspec
 
 from quire import errors
 from quire.config import RankGrid, WorkerConfig
-from quire.engine_core.executor.executor import PendingStep
+from quire.engine_core.executor.executor import RESIDENT_MEMORY, STEP_TIMES, PendingStep
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.placement import Placement, Rank, Reply, Sight
 from quire.engine_core.executor.rank_channel import (
@@ -162,6 +162,8 @@ class GroupExecutor:
         # of a pipeline: layers of all stages, and answers that those before the last one have not heard of yet
         self._layers: list[LayerSpec] = []
         self._answers: list[StepOutput] = []
+        # of steps, to all ranks
+        self._num_sent_bytes = 0
         self._placement = placement
         self._ranks = tuple(placement.ranks)
         self._watch = RankWatch(placement, config.grid)
@@ -179,15 +181,17 @@ class GroupExecutor:
 
     def measure_capacity(self) -> WorkerCapacity:
         """That of the least, and where they share a memory, a share of it."""
-        own, others = self._everywhere("measure_capacity", [], self._own.measure_capacity)
+        num_sharing = max(self._placement.num_neighbours(number) for number in range(self._size))
+        own, others = self._everywhere(
+            "measure_capacity", [num_sharing], lambda: self._own.measure_capacity(num_sharing)
+        )
         all_ranks = [own, *(msgspec.convert(other, WorkerCapacity) for other in others)]
-        num_sharing = [self._placement.num_neighbours(number) for number in range(self._size)]
-        shared = list(zip(all_ranks, num_sharing, strict=True))
-        own.available_bytes = min(one.available_bytes // size for one, size in shared)
-        own.host_bytes = min(one.host_bytes // size for one, size in shared)
+        own.available_bytes = min(one.available_bytes for one in all_ranks)
+        own.free_bytes = min(one.free_bytes for one in all_ranks)
+        own.host_bytes = min(one.host_bytes for one in all_ranks)
+        own.step_bytes = sum(one.step_bytes for one in all_ranks)
         own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
         own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
-        own.explanation += f" {self._size} ranks share it, each with its part of the model."
         if self._grid.pipeline > 1:
             of_stages = [all_ranks[self._grid.rank_at(stage, 0, 0)].layers for stage in range(self._grid.pipeline)]
             own.layers = [layer for layers in of_stages for layer in layers]
@@ -206,14 +210,19 @@ class GroupExecutor:
         answers = self._answers
         self._answers = []
         message = encode_step(output, answers)
+        self._num_sent_bytes += len(message) * len(self._ranks)
         logger.debug("step %d: a message of %d bytes for each of %d ranks", output.step, len(message), len(self._ranks))
         replies = [self._ask(rank, message, is_step=True) for rank in self._ranks]
         return _GroupStep(self, self._own.execute(output, answers), replies)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
-        """What rank 0 says, or else the first that has something to say: a fault may be in what it has alone."""
+        """What rank 0 says, or else the first that has something to say: a fault may be in what it has alone. Where
+        every rank has a part, all of them."""
+        if name == STEP_TIMES:
+            # they do the same at the same time
+            return {**self._own.control(name, args), "step_bytes_ranks_total": self._num_sent_bytes}
         own, others = self._everywhere("control", [name, args], lambda: self._own.control(name, args))
-        return next((value for value in (own, *others) if value is not None), None)
+        return _JOINED.get(name, _first_to_say)([own, *others])
 
     def loss_descriptors(self) -> tuple[int, ...]:
         return (self._watch.loss_descriptor,)
@@ -294,6 +303,10 @@ class GroupExecutor:
         """The answer to a step, by the first of those ranks that sample: rank 0, or one of the last stage. What the
         others of them sampled is the same."""
         first = self._grid.first_of_last_stage
+        between = self._grid.firsts_of_stages[1:-1] if own.spilled else []
+        for number in between:
+            # before the last one: what they have spilled may be more than fits into a channel that nobody reads
+            self.answer(replies[number - 1], StepDone)
         if first == 0:
             output = own
         else:
@@ -308,11 +321,41 @@ class GroupExecutor:
             if number > first and found != digest:
                 self._watch.lose(f"rank {number} sampled something else than rank {first}")
                 raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+        if own.spilled:
+            parts = [own.spilled, *(replies[number - 1].spilled for number in self._grid.firsts_of_stages[1:])]
+            self._own.keep(_whole_blocks(parts))
         return output
 
     def _gone(self, rank: Rank) -> QuireError:
         self._watch.lose(f"rank {rank.number} has gone away")
         return EngineError(f"{self._watch.lost}.")
+
+
+def _whole_blocks(parts: list[dict[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Of blocks of which every stage has its part."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: b"".join(part[name] for part in parts) for name in names}
+
+
+def _first_to_say(answers: list[Any]) -> Any:
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def state_of_all(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Nobody may use an adapter before all ranks have it; what it is made of, all of them say together."""
+    names = [state["state"] for state in states]
+    state = next((name for name in ("failed", "loading") if name in names), "ready")
+    error = next((one["error"] for one in states if one["error"] is not None), None)
+    contents = ",".join(one["content"] for one in states)
+    return {"state": state, "error": error, "content": contents if state == "ready" else ""}
+
+
+def sums(statistics: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in statistics) for name in statistics[0]}
+
+
+# how the answers of all ranks to a control become one
+_JOINED: dict[str, Callable[[list[Any]], Any]] = {"adapter_state": state_of_all, RESIDENT_MEMORY: sums}
 
 
 class _GroupStep:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from quire.config import WorkerConfig
-from quire.engine_core.executor.executor import PendingStep
+from quire.engine_core.executor.executor import STEP_TIMES, PendingStep
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ class InProcessExecutor:
         """From now on `execute` returns at once."""
         self._thread = _WorkerThread()
 
-    def measure_capacity(self) -> WorkerCapacity:
-        measured: WorkerCapacity = self._run(self.worker.measure_capacity)
+    def measure_capacity(self, num_sharing: int = 1) -> WorkerCapacity:
+        """`num_sharing`: workers of this engine on this machine."""
+        measured: WorkerCapacity = self._run(self.worker.measure_capacity, num_sharing)
         return measured
 
     def initialize_cache(
@@ -56,7 +57,14 @@ class InProcessExecutor:
         return future
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name == STEP_TIMES:
+            # sums that the worker's thread alone writes: whoever reads them waits for no step
+            return self.worker.control(name, args)
         return self._run(self.worker.control, name, args)
+
+    def keep(self, blocks: Mapping[bytes, bytes]) -> None:
+        """As of `Worker.keep`; waits for no step."""
+        self.worker.keep(blocks)
 
     def loss_descriptors(self) -> tuple[int, ...]:
         # it is lost with this process

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine_core.executor.executor import PendingStep
+from quire.engine_core.executor.executor import RESIDENT_MEMORY, STEP_TIMES, PendingStep
 from quire.errors import UserError
 from quire.messages import (
     NUM_DRAFTS,
@@ -130,7 +130,7 @@ class ModelledExecutor:
         self._num_stages = num_stages
         self._vocab_size = vocab_size
         self._drafts = drafts or DraftQuality()
-        self._control = control or {}
+        self._control = {RESIDENT_MEMORY: {}, STEP_TIMES: {}, **(control or {})}
         self._answers = answers
         self._attention = _kinds_of(capacity.layers)
         # when the first stage is free again, and when the last step that was handed in is done
@@ -153,9 +153,7 @@ class ModelledExecutor:
         rows = self._rows
         rows.apply(output)
         granted, num_tokens = rows.computable(output.rows, output.num_tokens)
-        starts = rows.num_computed[granted]
-        ends = starts + num_tokens
-        rows.num_computed[granted] = ends
+        starts, ends = rows.compute(granted, num_tokens)
         answer, num_sampled, num_drafts, num_passes = self._answer(output, granted)
         reads, num_bytes, pairs = self._attention.reads(starts, ends)
         work = StepWork(
@@ -281,11 +279,7 @@ class ModelledExecutor:
         num_verified = np.clip(state.num_computed[rows] - firsts + 1, 0, pending) * may_sample
         num_accepted = state.num_right(rows, firsts, num_verified, self._drafts.acceptance)
         samples = ((num_accepted < num_verified) | is_done) & may_sample
-        state.num_drafts[rows] = np.where(samples, 0, pending - num_accepted)
-        lengths = firsts + num_accepted
-        own = rows[samples]
-        state.num_total[own] = lengths[samples] + 1
-        state.num_computed[own] = lengths[samples]
+        state.verify(rows, firsts, num_accepted, samples)
         emitted = num_accepted + samples
         answer.rows = rows.repeat(emitted)
         answer.token_ids = state.tokens_from(rows, firsts, emitted, self._vocab_size)
@@ -447,6 +441,21 @@ class _Rows:
             return rows, granted
         granted = np.minimum(granted, there)
         return rows[granted > 0], granted[granted > 0]
+
+    def compute(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """So many more of each; where that begins and ends."""
+        starts = self.num_computed[rows]
+        ends = starts + num_tokens
+        self.num_computed[rows] = ends
+        return starts, ends
+
+    def verify(self, rows: IntArray, firsts: IntArray, num_accepted: IntArray, samples: npt.NDArray[np.bool_]) -> None:
+        """So many drafts from `firsts` on turned out right. A row that samples puts its own token behind them."""
+        self.num_drafts[rows] = np.where(samples, 0, self.num_drafts[rows] - num_accepted)
+        own = rows[samples]
+        lengths = (firsts + num_accepted)[samples]
+        self.num_total[own] = lengths + 1
+        self.num_computed[own] = lengths
 
     def has_drafts(self, rows: IntArray) -> bool:
         return bool(self.num_drafts[rows].any())

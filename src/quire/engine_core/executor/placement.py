@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from quire.config import WorkerConfig
-from quire.engine_core.executor.rank_channel import RankMessage
+from quire.engine_core.executor.rank_channel import RankMessage, Spilled
 
 if TYPE_CHECKING:
     from quire.worker.layers.ranks import Ranks
@@ -72,7 +72,10 @@ class Rank:
             message = self.channel.receive(seconds)
             if message is None:
                 return None
-            self._open.popleft().message = message
+            if isinstance(message, Spilled):
+                self._open[0].spilled |= message.blocks
+            else:
+                self._open.popleft().message = message
         return reply.message
 
     def end(self) -> None:
@@ -87,6 +90,8 @@ class Reply:
         self.rank = rank
         self.is_step = False
         self.message: RankMessage | None = None
+        # by the step, as far as this rank has it
+        self.spilled: dict[bytes, bytes] = {}
 
 
 class RankSight(msgspec.Struct, array_like=True):

@@ -32,13 +32,14 @@ from quire.engine_core.executor.rank_channel import (
     StepDone,
     digest_of,
     encode_message,
+    take_spilled,
     with_arrays,
 )
 from quire.engine_core.executor.shared_memory import SharedMeeting
 from quire.errors import QuireError
 from quire.failpoints import failpoint
 from quire.observability.background_log import BackgroundHandler
-from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
+from quire.observability.logging import line_formatter
 from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
@@ -109,36 +110,37 @@ def serve(
             if isinstance(message, Fact):
                 # it knew enough before
                 continue
-            answer = _answer(worker, message, meetings, answers_steps)
-            channel.send(encode_message(answer))
+            for answer in _answers(worker, message, meetings, answers_steps):
+                channel.send(encode_message(answer))
         except (EOFError, OSError):
             return
 
 
-def _answer(
+def _answers(
     worker: Worker, message: RankMessage, meetings: dict[str, SharedMeeting], answers_steps: bool
-) -> RankMessage:
+) -> list[RankMessage]:
     try:
         if isinstance(message, RunStep):
             is_corrupt = failpoint("rank_step")
             output = worker.execute(with_arrays(message.decision), message.answers)
             if any(meeting.is_aborted for meeting in meetings.values()):
                 # what this one has computed means nothing
-                return Failed("", "another rank has gone away")
+                return [Failed("", "another rank has gone away")]
+            spilled = take_spilled(output)
             if answers_steps:
-                return StepAnswer(output)
+                return [*spilled, StepAnswer(output)]
             digest = digest_of(output)
-            return StepDone(digest[::-1] if is_corrupt else digest)
+            return [*spilled, StepDone(digest[::-1] if is_corrupt else digest)]
         assert isinstance(message, Call)
-        return CallDone(_call(worker, message.name, message.arguments))
+        return [CallDone(_call(worker, message.name, message.arguments))]
     except QuireError as error:
         _abort(meetings)
-        return Failed(type(error).__name__, str(error))
+        return [Failed(type(error).__name__, str(error))]
     except Exception as error:
         # the others may be waiting for this rank inside the model
         _abort(meetings)
         logger.exception("a rank failed")
-        return Failed("", f"{type(error).__name__}: {error}")
+        return [Failed("", f"{type(error).__name__}: {error}")]
 
 
 def _abort(meetings: dict[str, SharedMeeting]) -> None:
@@ -150,26 +152,30 @@ def _call(worker: Worker, name: str, arguments: list[Any]) -> Any:
     return msgspec.to_builtins(getattr(worker, name)(*arguments))
 
 
-def _channel(told: int | KeyedAddress) -> RankChannel:
-    return Channel(told) if isinstance(told, int) else KeyedChannel(connected(zmq.DEALER, told))
+def _channel(told: int | KeyedAddress, config: WorkerConfig) -> RankChannel:
+    if not isinstance(told, int):
+        return KeyedChannel(connected(zmq.DEALER, told))
+    # only stages of a pipeline answer what they have spilled
+    return Channel(told, sends_beside=config.kv_connector is not None and config.grid.pipeline > 1)
 
 
 def main() -> NoReturn:
     log = BackgroundHandler(sys.stderr)
-    logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
+    log.setFormatter(line_formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
     document = read_document(sys.stdin.buffer, RankDocument)
     logging.getLogger("quire").setLevel(document.log_level)
     watch_parent()
     die_with_parent()
     # it ends when the core says so
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = _channel(document.channel)
+    config = document.config
+    channel = _channel(document.channel, config)
     meetings = {name: SharedMeeting(of.num_bytes, of.descriptor) for name, of in document.memories.items()}
     for meeting in meetings.values():
         meeting.close_descriptor()
     from quire.worker.worker import Worker
 
-    config = document.config
     facts = RankFacts(channel) if document.host_ip else None
     ranks = ranks_around(config, meetings, document.crossings, facts, document.host_ip)
     if facts is not None:

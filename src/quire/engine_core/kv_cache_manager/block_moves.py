@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.request import Request
+from quire.engine_core.request import Request, Sequence
 from quire.messages import IntArray, SchedulerOutput, int_array
 
 
@@ -29,6 +29,8 @@ class BlockMoves:
         self._block_by_host_block: dict[int, int] = {}
         self._host_block_by_block: dict[int, int] = {}
         self._host_blocks_read: set[int] = set()
+        # sequences whose prefix is fetched from elsewhere
+        self._fetching: set[int] = set()
         self._source_by_copy: dict[int, int] = {}
         self._num_reads: Counter[int] = Counter()
         # Blocks that are read by a copy of this step must not be handed out again before it has run.
@@ -99,8 +101,14 @@ class BlockMoves:
         self._host_block_by_block[block] = host_block
         self._host_blocks_read.add(host_block)
 
-    def is_bringing_back(self, request: Request) -> bool:
-        """Some of its blocks are filled from swap space only in the step to come."""
+    def fetch(self, sequence: Sequence) -> None:
+        """Blocks of its prefix are filled from elsewhere; a connector does it."""
+        self._fetching.add(sequence.sequence_id)
+
+    def is_bringing(self, request: Request) -> bool:
+        """Some of its blocks are filled, from swap space or from elsewhere, only in the step to come."""
+        if not self._fetching.isdisjoint(one.sequence_id for one in request.sequences.values()):
+            return True
         coming = self._host_block_by_block
         return bool(coming) and any(
             block in coming
@@ -156,6 +164,7 @@ class BlockMoves:
             step.block_copies = _columns((source, target) for target, source in self._source_by_copy.items())
             self._source_by_copy = {}
         # also of what was given up again before this step
+        self._fetching.clear()
         self._host_blocks_read.clear()
         self._num_reads.clear()
         late = self.late_releases

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChangeLog
@@ -42,6 +43,8 @@ class BlockPool:
         self._num_out_of_reach = 0
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_by_key: dict[BlockKey, int] = {}
+        # by `allocate` and `take`, ever
+        self.num_taken = 0
         # count 0 and content known
         self._cached: EvictionOrder = LeastRecentlyUsed() if order is None else order
         # told of names where it matters whose a block is
@@ -71,6 +74,20 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         return len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free_chunks(self, firsts: Blocks) -> npt.NDArray[np.bool_]:
+        """Of each chunk that begins with one of these blocks, and ends with the next, whether all of it is free."""
+        is_taken = self.counts > 0
+        is_taken[self.cached_blocks()] = True
+        return ~np.logical_or.reduceat(is_taken, firsts)
+
+    def is_free(self, first: int, end: int) -> bool:
+        """All of these blocks are."""
+        return not self.counts[first:end].any() and not any(block in self._cached for block in range(first, end))
 
     def cached_blocks(self) -> Blocks:
         """In no order. Of two lists that together are all blocks that nobody holds, the shorter one is read."""
@@ -105,6 +122,7 @@ class BlockPool:
         # each of these may give others back
         blocks += [self._free.pop() if self._free else self._evict() for _ in range(num_evicted)]
         self.counts[blocks] = 1
+        self.num_taken += num_blocks
         self._num_out_of_reach += num_blocks
         self.recorder.allocated(blocks, num_evicted)
         return blocks
@@ -114,6 +132,7 @@ class BlockPool:
         chosen = set(blocks.tolist())
         self._free = [block for block in self._free if block not in chosen]
         self.counts[blocks] = 1
+        self.num_taken += len(chosen)
         self._num_out_of_reach += len(chosen)
         self.recorder.allocated(blocks.tolist(), 0)
 

@@ -34,14 +34,6 @@ class _Content:
     other: str
 
 
-@dataclass(slots=True)
-class _Change:
-    # a block is found under the name now
-    is_there: bool
-    # of one that is not told of yet
-    content: _Content | None = None
-
-
 class CacheChangeLog:
     """Keeps what has changed since the last time it was taken."""
 
@@ -63,8 +55,10 @@ class CacheChangeLog:
         self._tells_contents = tells_contents
         # names of which they know outside: nearly as many as blocks, and a dict takes half of what a set does
         self._told: dict[bytes, None] = {}
-        # since then, in the order in which they changed
-        self._changed: dict[bytes, _Change] = {}
+        # since then, in the order in which they changed: whether a block is found under the name now
+        self._changed: dict[bytes, bool] = {}
+        # of those that are not told of yet
+        self._contents: dict[bytes, _Content] = {}
         self._is_cleared = False
 
     @staticmethod
@@ -78,9 +72,9 @@ class CacheChangeLog:
         name = hashes[index]
         if group != self._group or name in self._told or name in self._changed:
             return
-        parent = hashes[index - 1] if index else None
-        content = self._content_of(sequence, index, parent) if self._tells_contents else _Content(parent, [], 0, "")
-        self._changed[name] = _Change(is_there=True, content=content)
+        self._changed[name] = True
+        if self._tells_contents:
+            self._contents[name] = self._content_of(sequence, index, hashes[index - 1] if index else None)
 
     def _content_of(self, sequence: Sequence, index: int, parent: bytes | None) -> _Content:
         size = self._block_size
@@ -108,6 +102,7 @@ class CacheChangeLog:
         """No block is found under any key."""
         self._told.clear()
         self._changed.clear()
+        self._contents.clear()
         self._is_cleared = True
 
     def _change(self, key: BlockKey, *, is_there: bool) -> None:
@@ -115,10 +110,12 @@ class CacheChangeLog:
         # a checkpoint of a state, and the end of an answer, are no part of a chain
         if group != self._group:
             return
-        if (change := self._changed.get(name)) is not None:
-            change.is_there = is_there
-        elif name in self._told:
-            self._changed[name] = _Change(is_there)
+        if name in self._changed or name in self._told:
+            self._changed[name] = is_there
+
+    def told(self) -> list[int]:
+        """Public names of all that was taken and is still there."""
+        return [public_name(name) for name in self._told]
 
     def take(self) -> list[KVEvent]:
         """What has changed, earliest first; a chain of new blocks is one event."""
@@ -127,17 +124,35 @@ class CacheChangeLog:
             self._is_cleared = False
             events.append(AllBlocksCleared())
         changed = self._changed
-        self._changed = {}
-        last = b""
+        contents = self._contents
+        self._changed, self._contents = {}, {}
         told = self._told
-        for name, change in changed.items():
-            if change.is_there and name not in told:
-                assert change.content is not None
-                last = self._tell_stored(events, name, change.content, last)
+        if not self._tells_contents:
+            return events + self._names_alone(changed)
+        last = b""
+        for name, is_there in changed.items():
+            if is_there and name not in told:
+                last = self._tell_stored(events, name, contents[name], last)
                 told[name] = None
-            elif not change.is_there and name in told:
+            elif not is_there and name in told:
                 self._tell_removed(events, name)
                 del told[name]
+        return events
+
+    def _names_alone(self, changed: dict[bytes, bool]) -> list[KVEvent]:
+        """All that came as one event, and all that went."""
+        told = self._told
+        came = [name for name, is_there in changed.items() if is_there and name not in told]
+        went = [name for name, is_there in changed.items() if not is_there and name in told]
+        told.update(dict.fromkeys(came))
+        for name in went:
+            del told[name]
+        events: list[KVEvent] = []
+        if came:
+            names = list(map(public_name, came))
+            events.append(BlockStored(names, None, [], self._block_size, None))
+        if went:
+            events.append(BlockRemoved(list(map(public_name, went))))
         return events
 
     def _tell_stored(self, events: list[KVEvent], name: bytes, content: _Content, last: bytes) -> bytes:

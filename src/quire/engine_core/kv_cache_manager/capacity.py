@@ -62,19 +62,26 @@ class CachePlan:
 
 def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     """The number of blocks and the greatest length; CapacityError says what would fit."""
+    if not measured.layers:
+        return _plan_without_cache(options)
     groups, block_bytes = make_groups(measured.layers, options.slots_per_block)
     if measured.num_layers_of_stages:
         block_bytes = largest_part(measured.layers, measured.num_layers_of_stages, groups, options.slots_per_block)
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
-    if num_blocks * block_bytes > measured.available_bytes:
-        most = measured.available_bytes // block_bytes
-        most_of_it = most if options.num_blocks is not None else most * block_bytes
+    # a size that was asked for may take what is set aside for the largest step, and the share of others
+    obtainable = max(measured.available_bytes, measured.free_bytes)
+    if num_blocks * block_bytes > obtainable:
+        most = obtainable // block_bytes
+        most_of_it = most * block_bytes if reason == "kv_cache_memory_bytes" else most
         raise CapacityError(
             f"KV cache: {num_blocks:,} blocks ({reason}) need {_size(num_blocks * block_bytes)}, "
-            f"{_size(measured.available_bytes)} is available. {measured.explanation} "
+            f"{_size(obtainable)} is available. {measured.explanation} "
             f"At most {most:,} blocks fit: lower {reason} to {most_of_it}, or leave it out."
         )
+    over = num_blocks * block_bytes - measured.available_bytes
+    if over > 0:
+        reason += f", {_size(over)} more than gpu_memory_utilization and the largest step would leave"
     length = options.max_model_len
     if num_blocks < per_request:
         longest = _longest(groups, options, num_blocks)
@@ -93,6 +100,14 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     elif options.swap_space_bytes:
         explanation += "; no swap space: it has no room for a block, preempted requests are computed again"
     return CachePlan(groups, num_blocks, length, explanation, num_host_blocks)
+
+
+def _plan_without_cache(options: CacheOptions) -> CachePlan:
+    """Of a model that keeps nothing of a token. Blocks without a byte go on telling how many tokens there are."""
+    groups = [KVGroup(())]
+    num_blocks = _blocks_per_request(groups, options, options.max_model_len) * options.max_num_seqs
+    explanation = "no KV cache: the tokens of a request see each other and are computed in one step"
+    return CachePlan(groups, num_blocks, options.max_model_len, explanation)
 
 
 def _num_host_blocks(measured: WorkerCapacity, options: CacheOptions, num_blocks: int, block_bytes: int) -> int:
@@ -119,13 +134,15 @@ def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: in
     need = per_request * options.max_num_seqs * block_bytes
     if not options.is_cpu:
         return min(need, free) // block_bytes, _because(need <= free, measured.explanation)
-    limit = bytes_on_cpu(free, per_request * block_bytes)
+    limit = bytes_on_cpu(free, per_request * block_bytes, is_needed=not options.may_lower_max_model_len)
     return min(need, limit) // block_bytes, _because(need <= limit, measured.explanation)
 
 
-def bytes_on_cpu(free_bytes: int, request_bytes: int) -> int:
-    """Its memory belongs to others too: half of what is free, and no more than the cap unless one request needs it."""
-    return min(int(free_bytes * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, request_bytes))
+def bytes_on_cpu(free_bytes: int, request_bytes: int, *, is_needed: bool = False) -> int:
+    """Its memory belongs to others too: half of what is free, and no more than the cap unless one request needs it.
+    `is_needed`: a request of this length was asked for, so it may take all that is free."""
+    limit = min(int(free_bytes * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, request_bytes))
+    return max(limit, min(free_bytes, request_bytes)) if is_needed else limit
 
 
 def _what_they_hold(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> str:

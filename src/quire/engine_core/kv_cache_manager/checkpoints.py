@@ -39,6 +39,7 @@ class StateCheckpoints:
         """Fewer than `least` tokens are computed again sooner than a state is copied."""
         self._pool = pool
         self._cache = cache
+        self._ends = cache.ends
         self._rows = rows
         self._block_size = cache.hasher.block_size
         # tokens between two that are wanted
@@ -121,7 +122,7 @@ class StateCheckpoints:
 
     def give_up_end(self, name: bytes) -> bool:
         """The end of an answer is not to be found any more. False: it is none."""
-        is_end = self._cache.ends.get(name) is not None
+        is_end = self._ends.get(name) is not None
         if is_end:
             self._names.pop(name, None)
             self._cache.forget_state(name)
@@ -133,7 +134,7 @@ class StateCheckpoints:
 
     def check_invariants(self) -> None:
         assert len(self._names) <= self._most, "checkpoints take more of the pool than their share"
-        assert len(self._cache.ends.by_name) <= len(self._names), "ends of answers are remembered that nobody counts"
+        assert len(self._ends.by_name) <= len(self._names), "ends of answers are remembered that nobody counts"
 
     def statistics(self) -> dict[str, float]:
         num_there = sum(map(self._cache.names_state, self._names))

@@ -5,6 +5,9 @@ room for the group that needs most: layers of one window are cut into as many gr
 whatever a layer keeps of a token. Layers of a model that drafts join these groups: whatever becomes of a block, happens
 to their keys and values as well.
 
+Where an encoder's tokens stand before a text, cross attention keeps those alone: blocks of its group never grow. The
+text's attention to itself keeps the others.
+
 Recurrent layers keep a state of the whole sequence instead. They are one group, the last: its table has so many blocks
 from the first token to the last, and all of them are written in every step (state_layout.py).
 """
@@ -21,8 +24,8 @@ import numpy as np
 from quire.messages import IntArray, LayerSpec
 from quire.state_layout import StateLayout, state_layout
 
-# sliding_window and is_chunked of layers
-Window: TypeAlias = tuple[int, bool]
+# sliding_window, is_chunked, kept_from and kept_until of layers
+Window: TypeAlias = tuple[int, bool, int, int]
 # What a group costs a step, which builds a table for it, weighed against the part of the cache that stays empty.
 _COST_OF_GROUP = 0.02
 
@@ -37,6 +40,9 @@ class KVGroup:
     layer_names: tuple[str, ...]
     sliding_window: int = 0
     is_chunked: bool = False
+    # of a sequence only the tokens from here on, and up to here (0: to its end), are kept
+    kept_from: int = 0
+    kept_until: int = 0
     # blocks of the state of one sequence, whatever its length; 0: a group that keeps tokens
     num_state_blocks: int = 0
 
@@ -44,10 +50,18 @@ class KVGroup:
         """Entries of the table of a sequence of that length."""
         return min(num_tokens, 1) * self.num_state_blocks or -(-num_tokens // block_size)
 
+    def kept_blocks(self, first: int, end: int, block_size: int) -> range:
+        """Entries of a table from `first` to `end` that have a block; the others stay empty."""
+        low = max(first, self.kept_from // block_size)
+        high = min(end, -(-self.kept_until // block_size)) if self.kept_until else end
+        return range(low, max(low, high))
+
     def written_at(self, position: int, block_size: int) -> range:
         """Entries of the table that change when the token at this position is computed."""
         if self.num_state_blocks:
             return range(self.num_state_blocks)
+        if position < self.kept_from or 0 < self.kept_until <= position:
+            return range(0)
         index = position // block_size
         return range(index, index + 1)
 
@@ -62,16 +76,17 @@ class KVGroup:
 
         One token further back than the next one reads: a fork, and streamed input that ends, compute one again.
         """
-        if self.sliding_window == 0:
-            return 0
+        first = 0
         if self.is_chunked:
             last = max(0, num_computed_tokens - 1)
-            return (last - last % self.sliding_window) // block_size
-        return max(0, num_computed_tokens - self.sliding_window) // block_size
+            first = last - last % self.sliding_window
+        elif self.sliding_window:
+            first = max(0, num_computed_tokens - self.sliding_window)
+        return max(first, self.kept_from) // block_size
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
         """Most blocks that one sequence of that length ever holds, when a step writes up to step_tokens."""
-        whole = self.num_blocks(num_tokens, block_size)
+        whole = len(self.kept_blocks(0, self.num_blocks(num_tokens, block_size), block_size))
         if self.sliding_window == 0:
             return whole
         # what the window reaches back to (a chunk no further), what the step writes, and one for the boundaries of both
@@ -106,13 +121,17 @@ def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
         return []
     by_window: dict[Window, list[LayerSpec]] = {}
     for layer in layers:
-        by_window.setdefault((layer.sliding_window, layer.is_chunked), []).append(layer)
+        by_window.setdefault(_window_of(layer), []).append(layer)
     width = min(_widths(by_window), key=lambda width: (_cost(by_window, width), -width))
     return [
         KVGroup(tuple(layer.name for layer in members), *window)
         for window, of_window in by_window.items()
         for members in _cut(of_window, width)
     ]
+
+
+def _window_of(layer: LayerSpec) -> Window:
+    return layer.sliding_window, layer.is_chunked, layer.kept_from, layer.kept_until
 
 
 def _widths(by_window: Mapping[Window, list[LayerSpec]]) -> list[int]:
@@ -153,10 +172,12 @@ def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]
     """A draft's layer joins the smallest of the groups that keep its tokens: those with its window, or else those that
     keep all tokens. Where there is none, layers of one window form a group of their own."""
     names = [list(group.layer_names) for group in groups]
-    windows = [(group.sliding_window, group.is_chunked) for group in groups]
+    windows: list[Window] = [
+        (group.sliding_window, group.is_chunked, group.kept_from, group.kept_until) for group in groups
+    ]
     for layer in layers:
-        own = layer.sliding_window, layer.is_chunked
-        window = own if own in windows else (0, False)
+        own = _window_of(layer)
+        window = own if own in windows else (0, False, 0, 0)
         fitting = [index for index, other in enumerate(windows) if other == window]
         if fitting:
             min((names[index] for index in fitting), key=len).append(layer.name)

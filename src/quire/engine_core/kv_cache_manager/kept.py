@@ -223,8 +223,7 @@ class KeptSequences:
         (sequence,) = request.sequences.values()
         if request.was_started or sequence.is_begun:
             return
-        sequence.block_hashes.clear()  # it was looked up with less of its prompt
-        sequence.last_hit = None
+        self._cache.forget_names(sequence)  # it was looked up with less of its prompt
         tokens = sequence.token_ids(0, sequence.num_known_tokens)
         request.num_public_blocks = self._num_public_blocks(request.user_key, tokens)
 

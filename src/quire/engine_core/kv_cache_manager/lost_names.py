@@ -10,12 +10,15 @@ from collections.abc import Iterable
 
 from quire.engine_core.kv_cache_manager.cache_changes import BlockKey
 
+# some 250 bytes each
+MOST_NAMES = 65_536
+
 
 class LostNames:
-    """The most recent ones, as many as the pool can name."""
+    """The most recent ones, as many as the pool can name, and not more than MOST_NAMES."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._most = num_blocks
+        self._most = min(num_blocks, MOST_NAMES)
         # In the order in which they were lost. Of a dict, the first entry is found behind all that have left it.
         self._reasons: OrderedDict[BlockKey, str] = OrderedDict()
 
@@ -24,8 +27,11 @@ class LostNames:
         for key in keys:
             reasons[key] = reason
             reasons.move_to_end(key)
-        while len(reasons) > self._most:
-            reasons.popitem(last=False)
+            if len(reasons) > self._most:
+                reasons.popitem(last=False)
 
     def reason(self, key: BlockKey) -> str | None:
         return self._reasons.get(key)
+
+    def __len__(self) -> int:
+        return len(self._reasons)

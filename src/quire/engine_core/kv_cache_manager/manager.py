@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class KVCacheManager:
         self.lookahead = lookahead
         # tokens that were granted but may turn out not to be there: rejected drafts, in all steps in flight
         self.num_uncertain = num_uncertain
+        self._hasher = hasher
         self.cache = PrefixCache(pool, groups, hasher)
         self.moves = BlockMoves(pool)
         self.kept = KeptSequences(pool, self.moves, groups, block_size, self.cache)
@@ -105,6 +107,17 @@ class KVCacheManager:
                 computed = other
         return computed
 
+    def before_fetched(self, computed: ComputedBlocks, num_tokens: int) -> ComputedBlocks:
+        """Of a prefix at hand, what is of use once so many tokens are there, most of them from elsewhere: windows have
+        passed a part, and a state comes along."""
+        if not self.may_miss_siblings:
+            return computed
+        tables = []
+        for group, table in zip(self.groups, computed.blocks, strict=True):
+            needed = min(group.first_needed_block(num_tokens, self.block_size), num_tokens // self.block_size)
+            tables.append([] if group.num_state_blocks else [NO_BLOCK] * needed + table[needed:])
+        return replace(computed, blocks=tables, state_name=b"")
+
     # ------------------------------------------------------------------------------------------ allocation
 
     def allocate_slots(self, sequence: Sequence, num_new_tokens: int, computed: ComputedBlocks | None = None) -> bool:
@@ -122,7 +135,9 @@ class KVCacheManager:
         end = start + num_new_tokens
         ahead = min(end + self.lookahead, max(end, sequence.request.max_total))
         targets = [group.num_blocks(ahead, self.block_size) for group in self.groups]
-        num_new = sum(max(0, target - len(table)) for target, table in zip(targets, tables, strict=True)) + len(shared)
+        num_new = len(shared)
+        for group, target, table in zip(self.groups, targets, tables, strict=True):
+            num_new += len(group.kept_blocks(len(table), target, self.block_size))
         # The prefix is held first: what is evicted or given up to make room may be where it came from.
         prefix = computed.held_blocks() if computed else None
         if prefix is not None:
@@ -260,11 +275,17 @@ class KVCacheManager:
 
     def _grow(self, sequence: Sequence, number: int, target: int) -> None:
         table = sequence.block_tables[number]
-        num_missing = target - len(table)
-        if num_missing > 0:
-            blocks = int_array(self.pool.allocate(num_missing))
-            self.moves.write(number, sequence.row, len(table), blocks)
-            table.extend(blocks)
+        start = len(table)
+        if target > start:
+            kept = self.groups[number].kept_blocks(start, target, self.block_size)
+            blocks = int_array(self.pool.allocate(len(kept)))
+            entries = blocks
+            if len(kept) < target - start:
+                entries = np.full(target - start, NO_BLOCK, dtype=np.int64)
+                entries[kept.start - start : kept.stop - start] = blocks
+            if len(kept):
+                self.moves.write(number, sequence.row, kept.start, blocks)
+            table.extend(entries)
 
     def _free_passed(self, sequence: Sequence) -> None:
         """Blocks that every later token's window has passed go back."""
@@ -346,7 +367,7 @@ class KVCacheManager:
 
     def rename_blocks(self, weights_version: bytes) -> None:
         """Blocks that are computed from now on have other names than those before, of which none is found again."""
-        self.cache.hasher.weights_version = weights_version
+        self._hasher.weights_version = weights_version
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
@@ -367,9 +388,9 @@ class KVCacheManager:
             self._free_here(sequence)
         return self.swap.num_used - num_used
 
-    def is_bringing_back(self, request: Request) -> bool:
-        """The step that is being decided brings it back, and has computed nothing of it."""
-        return self.moves.is_bringing_back(request)
+    def is_bringing(self, request: Request) -> bool:
+        """The step that is being decided fills some of its blocks, from swap space or from elsewhere."""
+        return self.moves.is_bringing(request)
 
     def swap_in(self, request: Request) -> int:
         """The request comes back, sharing what it shared. How many blocks are moved; the cache may still have some."""
@@ -405,7 +426,7 @@ class KVCacheManager:
         places: dict[int, int | None] = {}
         for sequence in request.sequences.values():
             num_full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.block_size
-            hashes = self.cache.hasher.hashes(sequence, num_full)
+            hashes = self._hasher.hashes(sequence, num_full)
             for number, table in enumerate(sequence.host_tables):
                 for index, host_block in enumerate(table):
                     if host_block == NO_BLOCK or host_block in places:
@@ -444,6 +465,7 @@ class KVCacheManager:
             "num_blocks_held": self.pool.num_held,
             "num_blocks_cached": self.pool.num_cached,
             "num_blocks_evicted_total": self.pool.num_evictions,
+            "num_lost_names": len(self.pool.lost),
             "num_blocks_copied_total": self.num_copied_blocks,
             "num_prefix_queried_tokens_total": self.num_queried_tokens,
             "num_prefix_hit_tokens_total": self.num_hit_tokens,

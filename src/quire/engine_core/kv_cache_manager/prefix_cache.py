@@ -143,6 +143,11 @@ class PrefixCache:
             blocks.append(self.state_after(state_name) or [])
         return ComputedBlocks(num_tokens, blocks, state_name=state_name, num_without_state=num_without_state)
 
+    def forget_names(self, sequence: Sequence) -> None:
+        """Its blocks are to have other names: it is looked up anew."""
+        sequence.block_hashes.clear()
+        sequence.last_hit = None
+
     def first_miss(self, sequence: Sequence, num_tokens: int) -> str:
         """Why no more than `num_tokens` of its tokens were at hand: a word of SequenceStart, "" if no more can be."""
         limit = (sequence.num_known_tokens - 1) // self._block_size

@@ -24,6 +24,7 @@ class SteadyGrowth:
 
     def __init__(self, manager: KVCacheManager, rows: Rows) -> None:
         self._manager = manager
+        self._pool = manager.pool
         self._rows = rows
         self._is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
 
@@ -31,7 +32,7 @@ class SteadyGrowth:
         """A block for each, whose next token begins one. False: nothing was done, because one of them is special."""
         manager = self._manager
         size = self._manager.block_size
-        if not self._is_simple or len(sequences) > manager.pool.num_available:
+        if not self._is_simple or len(sequences) > self._pool.num_available:
             return False
         computed = self._rows.num_computed[rows]
         positions = (computed // size).tolist()
@@ -42,7 +43,7 @@ class SteadyGrowth:
         ]
         if not all(is_plain):
             return False
-        blocks = manager.pool.allocate(len(sequences))
+        blocks = self._pool.allocate(len(sequences))
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.block_tables[0].append(block)
         manager.moves.write_one_each(rows, positions, blocks)
@@ -79,7 +80,7 @@ class SteadyGrowth:
         until = self._rows.writable_until[rows]
         if np.count_nonzero(until != ends) or not self._are_named(rows, sequences):
             return 0
-        available = self._manager.pool.num_available
+        available = self._pool.num_available
         if len(rows) * (num_steps // size + 1) <= available:
             return num_steps
         room = until - self._rows.num_computed[rows]
@@ -99,12 +100,12 @@ class SteadyGrowth:
         within = np.arange(len(which)) - (ends - num_new).repeat(num_new)
         # counted from the first of these steps
         taken_in = (until - computed)[which] + within * size
-        held = self._manager.pool.num_held + np.bincount(taken_in, minlength=num_steps).cumsum()
+        held = self._pool.num_held + np.bincount(taken_in, minlength=num_steps).cumsum()
         self._rows.may_write(rows, until + num_new * size)
         if not all(sequence.is_unnamed for sequence in sequences):
             self._take_and_name(rows, sequences, computed, which, taken_in)
         elif len(which):
-            blocks = np.array(self._manager.pool.allocate(len(which)))
+            blocks = np.array(self._pool.allocate(len(which)))
             start = 0
             for sequence, end in zip(sequences, ends.tolist(), strict=True):
                 if end > start:

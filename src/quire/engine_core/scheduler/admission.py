@@ -14,7 +14,7 @@ from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
-from quire.pooling_params import MEAN, POOLINGS
+from quire.pooling_params import CLS, MEAN, POOLINGS
 
 
 class Admission:
@@ -28,6 +28,7 @@ class Admission:
         step_tokens: int,
         max_model_len: int,
         vocab_size: int,
+        sees_all: bool = False,
     ) -> None:
         self._manager = manager
         self._pool = manager.pool
@@ -38,16 +39,21 @@ class Admission:
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        # the tokens of a prompt see each other: it is computed in one step, and becomes a vector
+        self.sees_all = sees_all
 
     def bad_ids(self, token_ids: list[int]) -> str | None:
         """An id outside the vocabulary would read past the end of a table, and end the engine for everybody."""
+        if not len(token_ids):
+            return None
         try:
-            ids = int_array(token_ids)
+            # what is an array already stays one
+            ids = np.asarray(token_ids, dtype=getattr(token_ids, "dtype", np.int64))
         except OverflowError:
             ids = int_array([max(-1, min(token, self._vocab_size)) for token in token_ids])
-        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
-        if not len(wrong):
+        if ids.min() >= 0 and ids.max() < self._vocab_size:
             return None
+        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
         token = token_ids[int(wrong[0])]
         return f"token id {token}: must be between 0 and {self._vocab_size - 1}, the last of this model."
 
@@ -122,12 +128,16 @@ class Admission:
 
     def bad_pooling(self, message: EngineRequest) -> str | None:
         """One sequence becomes one vector; a mean needs the hidden states of all its tokens, and a cache has none."""
+        if self.sees_all and not (message.pooling and message.is_final):
+            return "The tokens of this model see each other: it makes vectors of whole prompts, and no tokens."
         if not message.pooling:
             return None
         if message.pooling not in POOLINGS:
             return f"pooling={message.pooling!r}: must be one of {', '.join(POOLINGS)}."
         if message.sampling.n > 1 or message.decoding is not None or message.keep is not None:
             return f"pooling={message.pooling!r}: not together with n, beams or keep; a prompt becomes one vector."
+        if message.pooling == CLS and not self.sees_all:
+            return "pooling='cls': the first token of this model has seen no other. Take last or mean."
         if message.pooling == MEAN and (message.continues is not None or message.transfer is not None):
             return "pooling='mean': not behind what was computed elsewhere or before. Send the whole prompt."
         return None
@@ -177,6 +187,9 @@ class Admission:
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             mask=sequence.mask,
             pooling=request.message.pooling,
+            is_classified=request.message.is_classified,
+            label_token_ids=request.message.label_token_ids,
+            second_start=request.message.second_start,
             media=request.message.media,
             adapter=request.message.adapter,
         )
@@ -191,7 +204,8 @@ def further_ids(message: EngineRequest) -> list[int]:
     sampling = message.sampling
     of_words = (token for word in message.bad_words_token_ids for token in word)
     return [
-        *sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()), *of_words
+        *sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()), *of_words,
+        *message.label_token_ids,
     ]  # fmt: skip
 
 
@@ -199,7 +213,7 @@ def _bad_media(message: EngineRequest) -> str | None:
     """Images stand in a prompt that comes whole: what is kept or sent elsewhere is named by its tokens alone."""
     if message.keep is not None or message.continues is not None or message.transfer is not None:
         return "media: not together with sessions, keep, continues or transfers of KV, which know tokens only."
-    if message.adapter:
+    if message.adapter and not all(one.is_vectors for one in message.media):
         return "media: not together with an adapter, which knows nothing of an encoder. Leave one of them out."
     if not message.is_final:
         return "media: not in a prompt that arrives in pieces. Send it whole."

@@ -233,8 +233,8 @@ class AdmissionControl:
     def why_waits(self, request: Request) -> tuple[str, int, int]:
         """(for what, how much, how much is there) of one that does not run; looks nothing up, so it may be old.
 
-        input: more of its prompt; blocks: that come from elsewhere; rows or memory: it was turned away; order: others
-        go first; turn: for the next step.
+        input: more of its prompt; blocks: that come from elsewhere, or an adapter; rows or memory: it was turned away;
+        order: others go first; turn: for the next step.
         """
         before = self._turned_away
         if self._queues.is_awaiting(request):

@@ -6,7 +6,7 @@ depends on who gives way, which is the scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,7 +146,7 @@ class Uncut(Constraint):
             return None
         return (
             f"{longest} tokens of the prompt see each other and are computed in one step, which has at most "
-            f"max_num_batched_tokens={self.max_num_batched_tokens}. Raise it, or leave them out."
+            f"max_num_batched_tokens={self.max_num_batched_tokens}. Raise it, or leave some of them out."
         )
 
     def limits(self, rows: Rows) -> bool:
@@ -161,13 +161,12 @@ class Uncut(Constraint):
 
 @dataclass(frozen=True)
 class KnownAdapters(Constraint):
-    """Only what is loaded and not about to leave. Whoever runs already goes on."""
+    """Only what is loaded and not about to leave. Whoever uses it already goes on, also with more of its prompt."""
 
-    loaded: Set[int]
+    may_name: Callable[[Request], bool]
 
     def reason_to_refuse(self, request: Request) -> str | None:
-        adapter = request.message.adapter
-        if not adapter or adapter in self.loaded:
+        if self.may_name(request):
             return None
         return "The adapter of this request is not loaded any more. Load it again, or name another model."
 

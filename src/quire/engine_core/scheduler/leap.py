@@ -38,10 +38,12 @@ class Leap:
         constraints: tuple[Constraint, ...],
         max_num_batched_tokens: int,
     ) -> None:
-        self._manager = manager
         self._steady = manager.steady
         self._rows = rows
+        self._cache = manager.cache
+        self._moves = manager.moves
         self._lifecycle = lifecycle
+        self._shares = lifecycle.queues.shares
         self._running = lifecycle.running
         self._admission_control = admission_control
         self._in_flight = in_flight
@@ -77,8 +79,8 @@ class Leap:
         self._rows.learn_many(rows, token_ids)
         held = self._steady.advance(rows, self._running.sequences_at(rows), num_steps)
         self._in_flight.settled_at = self._rows.num_changes
-        self._manager.cache.step_decided()
-        self._manager.cache.step_settled()
+        self._cache.step_decided()
+        self._cache.step_settled()
         ended = rows[self._rows.num_known[rows] >= self._rows.max_total[rows]]
         for sequence in self._running.sequences_at(np.sort(ended)):
             with self._lifecycle.blaming(sequence.request, "it could not be ended"):
@@ -91,8 +93,7 @@ class Leap:
         changes, events = self._lifecycle.changes, self._lifecycle.events
         return bool(
             changes.forked or changes.admitted or changes.progress or changes.appended or changes.masked
-            or events.starts or events.tokens or events.ends or events.vectors
-            or self._manager.moves.are_pending
+            or events or self._moves.are_pending
         )  # fmt: skip
 
     def _are_plain(self, rows: IntArray, known: IntArray) -> bool:
@@ -107,7 +108,7 @@ class Leap:
             and np.count_nonzero(numbers.runs_on[rows]) == len(rows)
             and not np.count_nonzero(numbers.stop_ids[rows] >= 0)
             and not np.count_nonzero(numbers.tenant[rows])
-            and not self._lifecycle.queues.shares.are_several
+            and not self._shares.are_several
             and not numbers.saved
             and not any(constraint.limits(numbers) for constraint in self._constraints)
         )

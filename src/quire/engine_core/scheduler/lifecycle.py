@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from quire.engine_core.decoding import make_method
@@ -18,7 +19,9 @@ from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows, Tokens
+from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.admission import Admission, further_ids
+from quire.engine_core.scheduler.first_tokens import FirstTokens
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
@@ -62,6 +65,9 @@ class WorkerChanges:
         self.forked.append(fork)
         self.released.pop(fork.row, None)
 
+    def admit(self, admitted: AdmittedSequence) -> None:
+        self.admitted.append(admitted)
+
     def append(self, appended: AppendedTokens) -> None:
         self.appended.setdefault(appended.row, []).append(appended)
 
@@ -87,6 +93,23 @@ class ClientEvents:
     ends: list[SequenceEnd] = field(default_factory=list)
     vectors: list[SequenceVector] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.starts or self.tokens or self.ends or self.vectors)
+
+    def begin(self, start: SequenceStart) -> None:
+        self.starts.append(start)
+
+    def grow(self, sequence_id: int, token_ids: Iterable[int], logprobs: list[TokenLogprobs]) -> None:
+        self.tokens.extend((sequence_id, token) for token in token_ids)
+        if logprobs:
+            self.logprobs.append(SequenceLogprobs(sequence_id, logprobs))
+
+    def embed(self, vector: SequenceVector) -> None:
+        self.vectors.append(vector)
+
+    def end(self, end: SequenceEnd) -> None:
+        self.ends.append(end)
+
 
 class Lifecycle:
     """Requests by id, from arrival to end."""
@@ -98,10 +121,14 @@ class Lifecycle:
         admission: Admission,
         speculation: Speculation,
         in_flight: StepsInFlight,
+        adapters: EngineAdapters,
         adapter_contents: Mapping[int, bytes],
+        first_tokens: FirstTokens,
     ) -> None:
         """`adapter_contents`: by number, where the contents of adapters name blocks and not their numbers."""
+        self._adapters = adapters
         self._adapter_contents = adapter_contents
+        self._first_tokens = first_tokens
         self.requests: dict[int, Request] = {}
         # those of whose prompts more may come, and those that need permits
         self.open_inputs: dict[int, Request] = {}
@@ -125,14 +152,12 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------ messages
 
-    def adapters_in_use(self) -> Iterator[int]:
-        """Their numbers, of all requests; 0 is the model alone."""
-        return (request.message.adapter for request in self.requests.values())
-
     def add(self, message: EngineRequest) -> None:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
+        if (adapter := self._adapters.newest(message.adapter)) != message.adapter:
+            message = msgspec.structs.replace(message, adapter=adapter)
         can = self._admission
         refusal = can.bad_ids(message.prompt_token_ids) or can.bad_ids(further_ids(message))
         refusal = refusal or can.bad_handle(message) or can.bad_pooling(message) or can.bad_permits(message)
@@ -152,6 +177,7 @@ class Lifecycle:
             prompt,
             is_private=not self._manager.keeps_contents,
             adapter_content=self._adapter_contents.get(message.adapter, b""),
+            sees_all=can.sees_all,
         )
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
         if request.scope:
@@ -167,9 +193,21 @@ class Lifecycle:
         if self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
             return
         self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
-        if can.awaits_blocks(request):
-            self.queues.remove(request)
-            self.queues.await_blocks(request)
+        if self._adapters.ask(request) or can.awaits_blocks(request):
+            self._await(request)
+
+    def go_on(self, request: Request, refusal: str | None) -> None:
+        """Its adapter has come, or will not come. It may have ended meanwhile."""
+        if request.status is not Status.WAITING or self._refuse(request, refusal):
+            return
+        if self._admission.awaits_blocks(request):
+            self._await(request)
+        else:
+            self.queues.add(request)
+
+    def _await(self, request: Request) -> None:
+        self.queues.remove(request)
+        self.queues.await_arrival(request)
 
     def _prompt_of(self, message: EngineRequest) -> Tokens:
         """What was sent, behind what it continues."""
@@ -197,7 +235,7 @@ class Lifecycle:
         request.max_total = self._admission.max_total_tokens(request)
         if self._refuse(request, self._admission.reason_of_memory(request)):
             return
-        if request.status is Status.WAITING:
+        if request.status is Status.WAITING and not self.queues.is_awaiting(request):
             self.queues.add(request)
         if sequence.row < 0:
             return
@@ -243,10 +281,9 @@ class Lifecycle:
                 self.append(sequence, token)
             else:
                 self._rows.append(sequence.row, token)
-            self.events.tokens.append((sequence.sequence_id, token))
-            if has_logprobs:
-                entry = TokenLogprobs([token], [0.0], [1])
-                self.events.logprobs.append(SequenceLogprobs(sequence.sequence_id, [entry]))
+            self.events.grow(
+                sequence.sequence_id, [token], [TokenLogprobs([token], [0.0], [1])] if has_logprobs else []
+            )
             num_tokens = sequence.num_total_tokens
             if token in request.stop_ids and num_tokens >= least:
                 self.end_output(sequence, "stop", stop_reason=token if token in request.asked_for_ids else None)
@@ -287,10 +324,11 @@ class Lifecycle:
             self.changes.progress[sequence.row] = num_computed_tokens
             return
         sequence.is_admitted = True
-        self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
+        self.changes.admit(self._admission.message(sequence, num_computed_tokens))
         if not sequence.request.is_announced:
             sequence.request.is_announced = True
-            self.events.starts.append(self._admission.start_event(sequence, num_computed_tokens))
+            self.events.begin(self._admission.start_event(sequence, num_computed_tokens))
+            self._first_tokens.begin(sequence.row, sequence.sequence_id, num_computed_tokens)
 
     def displace(self, request: Request) -> None:
         """The rows of a request that gave way go to a more important one; it will be admitted anew."""
@@ -409,9 +447,7 @@ class Lifecycle:
 
     def emit(self, request: Request, output: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         if output in request.open_outputs and token_ids:
-            sequence_id = sequence_id_of(request.request_id, output)
-            self.events.tokens.extend((sequence_id, token) for token in token_ids)
-            self.events.logprobs.append(SequenceLogprobs(sequence_id, logprobs))
+            self.events.grow(sequence_id_of(request.request_id, output), token_ids, logprobs)
 
     def finish(
         self,
@@ -426,7 +462,7 @@ class Lifecycle:
             request.open_outputs.discard(output)
             number = sequence_id_of(request.request_id, output)
             is_refused = request.is_refused
-            self.events.ends.append(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
+            self.events.end(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
             self.recorder.ended(number, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
                 self._close(request)
@@ -445,6 +481,11 @@ class Lifecycle:
         self.finish(request, sequence.index, finish_reason, stop_reason, drafts=drafts)
         if not request.sequences:
             self.end_request(request, finish_reason)  # what was never forked; the client waits for each of them
+
+    def end_with_vector(self, sequence: Sequence, values: bytes) -> None:
+        """Its answer is a vector, and no token."""
+        self.events.embed(SequenceVector(sequence.sequence_id, values))
+        self.end_output(sequence, "stop")
 
     def end_request(self, request: Request, finish_reason: str, error: str | None = None) -> None:
         for output in sorted(request.open_outputs):
@@ -491,6 +532,7 @@ class Lifecycle:
         if request.status is Status.RUNNING:
             self.running.leave(request)
         self.queues.end(request)
+        self._adapters.ended(request)
         request.become(Status.ENDED)
         del self.requests[request.request_id], self._methods[request.request_id]
         self.open_inputs.pop(request.request_id, None)
@@ -504,7 +546,7 @@ class Lifecycle:
     def _refuse_unseen(self, request_id: int, num_outputs: int, reason: str) -> None:
         self.recorder.refused(request_id, reason)
         for index in range(num_outputs):
-            self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
+            self.events.end(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
 
     def _refuse(self, request: Request, refusal: str | None) -> bool:
         if refusal is not None:

@@ -30,7 +30,7 @@ class WaitingQueues:
         self._priorities: list[int] = []
         # streamed input of which not a token has come
         self._silent: Line = OrderedDict()
-        # whose blocks are on their way from elsewhere: they stand in no line, and in nobody's way
+        # whose blocks or adapters are on their way from elsewhere: they stand in no line, and in nobody's way
         self._awaiting: Line = OrderedDict()
         self._preempted: Line = OrderedDict()
 
@@ -48,14 +48,14 @@ class WaitingQueues:
 
     @property
     def num_awaiting(self) -> int:
-        """Those whose blocks are on their way from elsewhere."""
+        """Those whose blocks or adapters are on their way from elsewhere."""
         return len(self._awaiting)
 
     def is_awaiting(self, request: Request) -> bool:
         return request.request_id in self._awaiting
 
-    def await_blocks(self, request: Request) -> None:
-        """It gets its place in line when they are there: until then, others need not wait for it."""
+    def await_arrival(self, request: Request) -> None:
+        """It gets its place in line when all is there: until then, others need not wait for it."""
         self._awaiting[request.request_id] = request
 
     def add(self, request: Request) -> None:

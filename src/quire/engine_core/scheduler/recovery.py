@@ -111,8 +111,8 @@ class Recovery:
             return "recompute"
         if not all(sequence.is_begun for sequence in request.sequences.values()):
             return "recompute"  # half-way in being computed again
-        if self._manager.is_bringing_back(request):
-            return "recompute"  # nothing of it was computed since, and swap space is read before it is filled
+        if self._manager.is_bringing(request):
+            return "recompute"  # nothing of it was computed since, and swap space is filled before its blocks are
         num_blocks, num_lost_tokens = self._estimates.what_would_be_lost(request)
         if not self._swap.has_room_for(num_blocks):
             return "recompute"

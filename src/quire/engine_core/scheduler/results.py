@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Sequence
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.first_tokens import FirstTokens
 from quire.engine_core.scheduler.lifecycle import ClientEvents, Lifecycle
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
@@ -24,7 +25,6 @@ from quire.messages import (
     EngineOutputs,
     IntArray,
     SequenceLogprobs,
-    SequenceVector,
     StepOutput,
     TokenLogprobs,
     int_array,
@@ -41,6 +41,7 @@ class Results:
         lifecycle: Lifecycle,
         speculation: Speculation,
         in_flight: StepsInFlight,
+        first_tokens: FirstTokens,
     ) -> None:
         self.in_flight = in_flight
         self.num_dropped_tokens = 0
@@ -55,6 +56,7 @@ class Results:
         self._lifecycle = lifecycle
         self._running = lifecycle.running
         self._speculation = speculation
+        self._first_tokens = first_tokens
 
     def settle(self, output: StepOutput) -> EngineOutputs:
         """The messages to the client that follow from one step."""
@@ -88,6 +90,7 @@ class Results:
         rows, token_ids, ends = self._learned(output, decided)
         result.sequence_ids = self._rows.sequence_id[rows]
         result.token_ids = token_ids
+        result.firsts = self._first_tokens.come(rows, decided.num_decided)
         result.logprobs = self._logprobs_of(output.logprobs, decided, rows)
         # Looked up before a decoding method gives rows away.
         answers = {row: found for row, found in output.candidates.items() if self._is_answer(row, decided)}
@@ -118,6 +121,7 @@ class Results:
             found = self._settle(output)
             result.sequence_ids = np.concatenate([result.sequence_ids, found.sequence_ids])
             result.token_ids = np.concatenate([result.token_ids, found.token_ids])
+            result.firsts = [*result.firsts, *found.firsts]
             result.logprobs = [*result.logprobs, *found.logprobs]
             result.prompt_logprobs = [*result.prompt_logprobs, *found.prompt_logprobs]
 
@@ -269,8 +273,7 @@ class Results:
         pooled = [(row, values) for row, values in vectors.items() if self._is_as_decided(row, decided)]
         for row, values in pooled:
             sequence = self._running.sequence_at(row)
-            self._lifecycle.events.vectors.append(SequenceVector(sequence.sequence_id, values))
-            self._lifecycle.end_output(sequence, "stop")
+            self._lifecycle.end_with_vector(sequence, values)
 
     # ------------------------------------------------------------------------------------------ log-probabilities
 

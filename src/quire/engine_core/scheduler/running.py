@@ -92,6 +92,8 @@ class StepInFlight:
     num_changes: int
     # its tokens and those of images that it may encode, for whoever judges how long it takes
     work: int
+    # tokens of all steps up to this one
+    num_decided: int
 
 
 class StepsInFlight(deque[StepInFlight]):

@@ -11,7 +11,7 @@ Numbers in parentheses, here and everywhere, are sections of the thesis "vLLM" (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request
 from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.constraints import (
@@ -33,6 +34,7 @@ from quire.engine_core.scheduler.constraints import (
     RowLimit,
     Uncut,
 )
+from quire.engine_core.scheduler.first_tokens import FirstTokens
 from quire.engine_core.scheduler.leap import Leap
 from quire.engine_core.scheduler.lifecycle import Lifecycle, WorkerChanges
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
@@ -40,7 +42,9 @@ from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.engine_core.scheduler.transfers import Transfers
+from quire.errors import UserError
 from quire.kv_connectors.connector import NoSchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, PermitTokens, SchedulerOutput, StepOutput
 
@@ -61,40 +65,57 @@ class Scheduler:
         policy: SchedulingPolicy,
         recovery: Recovery,
         *,
-        max_num_batched_tokens: int,
+        budget: StepBudget,
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
         transfers: Transfers | None = None,
         constraints: Sequence[Constraint] = (),
-        adapters: Set[int] = frozenset(),
+        adapters: EngineAdapters | None = None,
         adapter_contents: Mapping[int, bytes] | None = None,
+        sees_all: bool = False,
     ) -> None:
+        """`sees_all`: the tokens of a prompt see each other, so that it is computed in one step."""
         self.manager = manager
         self.rows = rows
         self.policy = policy
         self.recovery = recovery
         self.speculation = speculation or NoSpeculation()
         self._transfers = transfers or Transfers(NoSchedulerHalf(), manager.block_size)
-        self.max_num_batched_tokens = max_num_batched_tokens
-        uncut = Uncut(max_num_batched_tokens)
+        self.adapters = adapters or EngineAdapters(_no_workers, 0)
+        self.budget = budget
+        uncut = Uncut(self.max_num_batched_tokens)
         self._constraints = (Permits(), *constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
-        reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), uncut)
+        reach = self.max_num_batched_tokens + manager.num_uncertain + manager.lookahead
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(self.adapters.may_name), uncut)
         self._steady = manager.steady
         self._cache = manager.cache
-        self._admission = Admission(manager, (*always, *constraints), self._transfers, reach, max_model_len, vocab_size)
+        self._admission = Admission(
+            manager, (*always, *constraints), self._transfers, reach, max_model_len, vocab_size, sees_all
+        )
         self._in_flight = StepsInFlight()
+        self._first_tokens = FirstTokens(rows)
         contents = {} if adapter_contents is None else adapter_contents
-        self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight, contents)
+        self.lifecycle = Lifecycle(
+            manager,
+            rows,
+            self._admission,
+            self.speculation,
+            self._in_flight,
+            self.adapters,
+            contents,
+            self._first_tokens,
+        )
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
         self._shares = self.queues.shares
         self.recorder = manager.pool.recorder
-        self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight)
+        self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight, self._first_tokens)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
+        # of that step
+        self._num_budgeted = self.max_num_batched_tokens
         self.admission_control = AdmissionControl(
             manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
         )
@@ -107,10 +128,14 @@ class Scheduler:
             self.speculation,
             self._in_flight,
             self._constraints,
-            max_num_batched_tokens,
+            self.max_num_batched_tokens,
         )
         self._gave_way = False
         self._num_steps = 0
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self.budget.max_num_tokens
 
     def add_request(self, message: EngineRequest) -> None:
         self.lifecycle.add(message)
@@ -145,8 +170,7 @@ class Scheduler:
                 self.admission_control.displace(request)
         for request in self.lifecycle.requests.values():
             for sequence in request.sequences.values():
-                sequence.block_hashes.clear()
-                sequence.last_hit = None
+                self._cache.forget_names(sequence)
         self.manager.rename_blocks(weights_version)
         return len(running)
 
@@ -173,6 +197,8 @@ class Scheduler:
 
     def _grant(self) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
+        for waiting, refusal in self.adapters.arrived():
+            self.lifecycle.go_on(waiting, refusal)
         for request in self._transfers.arrived():
             self.queues.add(request)
         self._granted[:] = 0
@@ -181,12 +207,12 @@ class Scheduler:
             pass  # the budget was meant for somebody who gave way; every round there is one less
         # if somebody gave way for a block in the last round, others got tokens in it, and nobody starts
         if not self._gave_way:
-            self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
+            self._admit(self._num_budgeted - int(self._granted.sum()))
         return np.flatnonzero(self._granted)
 
     def wait_for_blocks(self) -> bool:
         """Nothing is to be done: a few milliseconds, for what comes from elsewhere. False: nobody waits for that."""
-        return self._transfers.wait()
+        return self._transfers.wait() or self.adapters.wait()
 
     def steady_horizon(self) -> tuple[IntArray, int]:
         """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens."""
@@ -213,12 +239,16 @@ class Scheduler:
 
     def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
-        work = int(num_tokens.sum()) + self.rows.num_image_tokens(rows, num_tokens)
+        num_granted = int(num_tokens.sum())
+        work = num_granted + self.rows.num_image_tokens(rows, num_tokens)
+        num_decided = self._first_tokens.decided(num_granted)
         self.rows.grant(rows, num_tokens)
         self._shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
-        self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work))
+        self._in_flight.append(
+            StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work, num_decided)
+        )
         changes = self.lifecycle.changes
         self.lifecycle.changes = WorkerChanges()
         decision = SchedulerOutput(
@@ -245,7 +275,10 @@ class Scheduler:
         self._granted[:] = 0
         rows = self.running.rows_in_order()
         granted = self._within_limits(rows, self.rows.remaining(rows))
-        if granted.sum() > self.max_num_batched_tokens:
+        self._num_budgeted = self.max_num_batched_tokens
+        if self.budget.seconds:
+            self._num_budgeted = self.budget.tokens(self._num_streaming(rows, granted))
+        if granted.sum() > self._num_budgeted:
             shares = self._share_out(rows, granted)
             granted = self._within_limits(rows, shares)
             self._save_up(rows, shares)
@@ -270,6 +303,24 @@ class Scheduler:
                 self._fail(sequence.request, error)
         return self._gave_way
 
+    def _are_behind(self, rows: IntArray, wanted: IntArray) -> npt.NDArray[np.bool_]:
+        """All that they want is known, and more than the next token is missing."""
+        are_behind: npt.NDArray[np.bool_] = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
+        return are_behind
+
+    def _num_streaming(self, rows: IntArray, granted: IntArray) -> int:
+        """Next tokens of answers that are under way, in this step or right behind it."""
+        num_now = int(granted[~self._are_behind(rows, granted)].sum())
+        if not self._in_flight:
+            return num_now
+        # those whose next token is to be computed as soon as a step in flight has brought the last one: that comes
+        # behind this step, so it is short for their sake, too
+        rows = rows[(granted == 0) & self.rows.are_in_flight(rows)]
+        num_left = self.rows.remaining(rows)
+        stopped = self.running.sequences_at(rows[(num_left == 0) & ~self.rows.runs_on[rows]])
+        num_chosen_for = sum(sequence.request.shape.num_candidates > 0 for sequence in stopped)
+        return num_now + int((num_left == 1).sum()) + num_chosen_for
+
     def _after_steady_ones(
         self, rows: IntArray, steady_way: Callable[[IntArray, list[TokenSequence]], bool]
     ) -> list[TokenSequence]:
@@ -284,13 +335,21 @@ class Scheduler:
     def _share_out(self, rows: IntArray, wanted: IntArray) -> IntArray:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
-        is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
-        promised = self._promised_to_earliest(rows, is_behind, wanted)
-        budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
+        is_behind = self._are_behind(rows, wanted)
+        num_shared = self._num_budgeted
+        if self._num_budgeted < self.max_num_batched_tokens:
+            # it is short for the sake of those who stream
+            num_shared -= int(wanted[~is_behind].sum())
+        promised = self._promised_to_earliest(rows, is_behind, wanted, num_shared)
+        if self._num_budgeted < self.max_num_batched_tokens:
+            promised = _with_streaming(promised, wanted, is_behind, self.max_num_batched_tokens)
+        budget = self._num_budgeted - self._set_aside(wanted - promised, keys, int(promised.sum()))
         return _by_keys(wanted, keys, budget, promised)
 
-    def _promised_to_earliest(self, rows: IntArray, is_behind: npt.NDArray[np.bool_], wanted: IntArray) -> IntArray:
-        """The rule of progress: a share of the budget for the first of those that are behind, and no less than it can
+    def _promised_to_earliest(
+        self, rows: IntArray, is_behind: npt.NDArray[np.bool_], wanted: IntArray, num_shared: int
+    ) -> IntArray:
+        """The rule of progress: a share of these tokens for the first of those that are behind, and no less than it can
         get on by.
 
         The rows stand by arrival, so it is the earliest. Without it, a long prompt that has started
@@ -302,7 +361,7 @@ class Scheduler:
         promised = np.zeros(len(wanted), dtype=np.int64)
         first = int(is_behind.argmax())
         least = self.rows.least(int(rows[first]))
-        promised[first] = min(int(wanted[first]), max(least, int(share * self.max_num_batched_tokens)))
+        promised[first] = min(int(wanted[first]), max(least, int(share * num_shared)))
         return promised
 
     def _promised_to_saver(self, rows: IntArray, wanted: IntArray) -> IntArray:
@@ -321,13 +380,13 @@ class Scheduler:
             for row, share in zip(rows.tolist(), shares.tolist(), strict=True):
                 self.rows.save(row, share)
 
-    def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
-        """Budget for waiting requests that go before some of those that run."""
+    def _set_aside(self, missing: IntArray, keys: IntArray, num_promised: int) -> int:
+        """Budget for waiting requests that go before some of those that run. `missing`: beside what is promised."""
         taken = 0
         for request in self.admission_control.waiting():
             num_remaining = self.admission_control.num_remaining(request)
-            num_ahead = int(wanted[keys <= self.policy.key(request.priority, num_remaining)].sum())
-            left = self.max_num_batched_tokens - num_promised - num_ahead - taken
+            num_ahead = int(missing[keys <= self.policy.key(request.priority, num_remaining)].sum())
+            left = self._num_budgeted - num_promised - num_ahead - taken
             ranges = request.whole_ranges
             least = 1 if ranges is None else ranges.length_at(request.longest - num_remaining)
             if left < least or not self.admission_control.may_start(request):
@@ -385,6 +444,8 @@ class Scheduler:
         has_transfer = self._transfers.concerns(sequence.request)
         num_fetched = self._transfers.begin(sequence, computed.num_tokens) if has_transfer else 0
         num_computed = computed.num_tokens + num_fetched
+        if num_fetched:
+            computed = self.manager.before_fetched(computed, num_computed)
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         self.rows.checkpoint_at(sequence.row, computed.num_without_state)
         num_tokens = self._most(sequence, budget)
@@ -393,6 +454,8 @@ class Scheduler:
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
             return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room
+        if num_fetched:
+            self.manager.moves.fetch(sequence)
         if sequence.num_lost_tokens:
             self.recovery.begun(sequence, num_computed)
         self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
@@ -501,6 +564,7 @@ class Scheduler:
             "num_requests_running": len(self.running.requests),
             "num_requests_waiting": len(self.queues),
             "num_requests_preempted": self.queues.num_preempted,
+            "num_requests_total": self.lifecycle.num_arrivals,
             "num_steps_total": self._num_steps,
             "num_dropped_tokens_total": self._results.num_dropped_tokens,
             "num_dropped_outputs_total": self._results.num_dropped_outputs,
@@ -525,6 +589,11 @@ class Scheduler:
         assert self._cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
+        self.adapters.check_invariants()
+
+
+def _no_workers(name: str, args: dict[str, Any]) -> Any:
+    raise UserError(f"{name}: this engine has no adapters.")
 
 
 def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:
@@ -535,6 +604,12 @@ def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:
 
 
 # ---- sharing out a budget that is too small for all (4.5) ------------------------------------------------------------
+
+
+def _with_streaming(promised: IntArray, wanted: IntArray, is_behind: npt.NDArray[np.bool_], most: int) -> IntArray:
+    """All that those want who are not behind, unless that and what is promised are more than a step may have."""
+    in_all: IntArray = np.where(is_behind, promised, wanted)
+    return in_all if in_all.sum() <= most else promised
 
 
 def _by_keys(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
-from quire.engine_core.request import Request, Sequence, Status
+from quire.engine_core.request import Request, Sequence
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, Found, SchedulerHalf, StepTransfers
 from quire.messages import KVTransfer
 
@@ -33,8 +33,8 @@ class Transfers:
     def __init__(self, connector: SchedulerHalf, block_size: int) -> None:
         self._connector = connector
         self.block_size = block_size
-        # of the step that is being decided
-        self.fetches: list[Fetch] = []
+        # of the step that is being decided, by sequence
+        self.fetches: dict[int, Fetch] = {}
         # by request: the sequence whose prompt is stored as soon as it is computed
         self.to_store: dict[int, Sequence] = {}
         self._num_fetched_tokens = self._num_fetched_blocks = self.num_stored_blocks = 0
@@ -80,9 +80,8 @@ class Transfers:
 
     def begin(self, sequence: Sequence, num_computed: int) -> int:
         """The same, and they are fetched if the sequence begins now; what is to be stored is remembered."""
-        # Who runs already may still give way in this step, and what is on its way cannot be taken back.
-        if sequence.request.status is Status.RUNNING:
-            return 0
+        # of one that has given way in this step, and begins again
+        self.fetches.pop(sequence.sequence_id, None)
         transfer = sequence.request.message.transfer
         is_new = not sequence.request.was_started or sequence.request.request_id in self.to_store
         if transfer is not None and transfer.store is not None and sequence.index == 0 and is_new:
@@ -91,7 +90,7 @@ class Transfers:
         if found is not None and num_tokens:
             first = num_computed // self.block_size
             last = -(-(num_computed + num_tokens) // self.block_size)
-            self.fetches.append(Fetch(sequence, found, num_tokens, first, last))
+            self.fetches[sequence.sequence_id] = Fetch(sequence, found, num_tokens, first, last)
         return num_tokens
 
     def _look_up(self, sequence: Sequence, num_computed: int) -> tuple[Found | None, int]:
@@ -118,16 +117,20 @@ class Transfers:
         return {STEP_DATA: step} if step.loads or step.stores else {}
 
     def _take_loads(self) -> list[BlockLoad]:
-        fetches, self.fetches = self.fetches, []
-        # some may have found too few blocks after all
-        return [self._load(fetch) for fetch in fetches if fetch.sequence.is_begun]
+        fetches = self.fetches
+        self.fetches = {}
+        # some have found too few blocks, or have given way since
+        return [self._load(fetch) for fetch in fetches.values() if fetch.sequence.is_begun]
 
     def _load(self, fetch: Fetch) -> BlockLoad:
-        blocks = blocks_of(fetch.sequence, fetch.first, fetch.last)
+        blocks = self._blocks_to_load(fetch)
         self._num_fetched_blocks += sum(map(len, blocks))
         self._num_fetched_tokens += fetch.num_tokens
         first, source = self._source_of(fetch)
         return BlockLoad(row=fetch.sequence.row, source=source, first_block=first, blocks=blocks)
+
+    def _blocks_to_load(self, fetch: Fetch) -> list[list[int]]:
+        return blocks_of(fetch.sequence, fetch.first, fetch.last)
 
     def _source_of(self, fetch: Fetch) -> tuple[int, Any]:
         """Which of its blocks is the first one that is needed, and what the worker half must know."""

@@ -6,7 +6,7 @@
 
     scheduler.py   names, questions, answers        tiers.py     who reads and writes, in threads of their own
     worker.py      blocks of the cache to bytes     host.py      the bytes in memory, bounded
-                                                    guard.py     one store: checksums, breaker, what it costs
+    stage.py       ... of a stage of a pipeline     guard.py     one store: checksums, breaker, what it costs
                                                     stores/      files, Redis and Valkey, S3, ...: five calls each
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.kv_connectors.connector import CacheLayout, NamedBlocks, WorkerHalf
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks, StageSharers, WorkerHalf
 from quire.kv_connectors.tiered.settings import TierSettings
 from quire.kv_connectors.tiered.tiers import open_tiers
 
@@ -40,7 +40,14 @@ def worker_half(
     disk_bytes: int = 16 * 2**30,
     max_wait: float = 2.0,
     rule: str = "cost",
+    sharers: StageSharers | None = None,
 ) -> WorkerHalf:
+    from quire.kv_connectors.tiered.stage import TieredStage
     from quire.kv_connectors.tiered.worker import TieredWorker
 
-    return TieredWorker(open_tiers(TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)))
+    settings = TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)
+    if sharers is None:
+        return TieredWorker(open_tiers(settings))
+    stages = sharers.stages
+    tiers = open_tiers(settings) if stages.is_first and sharers.number == 0 else None
+    return TieredWorker(tiers, sharers) if stages.is_first and stages.is_last else TieredStage(tiers, sharers)

@@ -136,24 +136,40 @@ class Questions:
         with self._changed:
             question.is_read = True
             # one that has waited behind others until now is late, but no thread hangs because of it
-            self._num_overdue += question.number not in self._open
+            self._num_overdue += not self._is_open(question)
         try:
-            while not question.is_over:
-                has_all = self._bring_once(question)
-                if has_all or not question.is_expected or question.number not in self._open:
-                    break
-                time.sleep(_LOOK_AGAIN_SECONDS)
+            may_come = not question.is_over and not self._bring_once(question) and question.is_expected
         except Exception:
             logger.exception("what lies in the stores could not be brought")
-        finally:
-            num_missing = len(self._host.missing(question.names))
-            with self._changed:
-                self._counts["misses"] += num_missing
-                if self._open.pop(question.number, None) is None:
-                    self._num_overdue -= 1
-                else:
-                    self._arrived.append(question.number)
-                self._changed.notify_all()
+            may_come = False
+        if may_come:
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        if not may_come or not self._asked_again(question):
+            self._end(question)
+
+    def _asked_again(self, question: _Question) -> bool:
+        """Behind all others: what does not come must not keep a thread from what is there."""
+        with self._changed:
+            if not self._is_open(question):
+                return False
+            question.is_read = False
+            self._readers.submit(self._bring, question)
+            return True
+
+    def _end(self, question: _Question) -> None:
+        num_missing = len(self._host.missing(question.names))
+        with self._changed:
+            self._counts["misses"] += num_missing
+            if self._is_open(question):
+                del self._open[question.number]
+                self._arrived.append(question.number)
+            else:
+                self._num_overdue -= 1
+            self._changed.notify_all()
+
+    def _is_open(self, question: _Question) -> bool:
+        """Somebody waits for it, and for no later one of the same number."""
+        return self._open.get(question.number) is question
 
     def _bring_once(self, question: _Question) -> bool:
         """Whether all is near."""

@@ -9,6 +9,7 @@ from quire.kv_connectors.connector import CacheLayout, NamedBlocks
 from quire.kv_connectors.tiered.host import NearBlock
 from quire.kv_connectors.tiered.namespace import namespace_of
 from quire.kv_connectors.tiered.questions import Questions
+from quire.kv_connectors.tiered.settings import ALWAYS
 from quire.kv_connectors.tiered.tiers import Tiers
 
 
@@ -17,10 +18,10 @@ class TieredScheduler(NamedBlocks):
     chain hash the tokens, and whose they are."""
 
     def __init__(self, layout: CacheLayout, tiers: Tiers) -> None:
-        if layout.has_windows:
+        if layout.has_states and tiers.settings.rule != ALWAYS:
             raise OptionError(
-                "kv_store: layers with a sliding window keep only the end of a prefix, which cannot lie elsewhere yet. "
-                "Leave kv_store out for this model."
+                "kv_store: this model has recurrent layers, whose state is kept where a prompt ends and output goes "
+                "on elsewhere, and nowhere else yet. Give a role (docs/disaggregation.md), or leave kv_store out."
             )
         self._tiers = tiers
         self._questions = Questions(tiers)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from quire.errors import OptionError
 
-RULES = ("cost", "always")
+ALWAYS = "always"
+RULES = ("cost", ALWAYS)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""The budget of a step beside answers that are read: what it is worth, and what it may not do."""
+
+from itertools import pairwise
+
+import pytest
+
+from quire.config.option import parse_seconds
+from quire.engine_core.scheduler.constraints import OneStepAtATime
+from quire.engine_core.scheduler.step_budget import StepBudget
+from quire.errors import OptionError
+from quire.messages import sequence_id_of
+from quire.simulation.costs.linear import LinearCosts
+from quire.testing.core import CoreUnderTest
+
+COSTS = LinearCosts(per_step=0.030, per_token=0.001)
+POLICIES = ["fifo", "priority", "srtf", "two_level", "bounded_srtf"]
+
+
+def core_with(target: float, **options) -> CoreUnderTest:
+    sizes = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 8, "max_model_len": 800, "budget": 512}
+    return CoreUnderTest(**{**sizes, "costs": COSTS, "target_seconds": target, **options})
+
+
+def lengths_of_steps(core: CoreUnderTest, sequence_id: int) -> list[float]:
+    """Seconds between the tokens of an answer, until all have ended."""
+    times = []
+    while core.core.has_work:
+        outputs = core.step()
+        if sequence_id in outputs.sequence_ids.tolist():
+            times.append(core.clock.now())
+    return [after - before for before, after in pairwise(times)]
+
+
+@pytest.mark.parametrize(
+    ("num_streaming", "num_tokens"),
+    # 31 ms for one token and 1 for each further one: 19 ms are left of 50
+    [(0, 512), (1, 20), (4, 20), (16, 20), (17, 21), (100, 104), (600, 512)],
+)
+def test_as_many_tokens_as_fit_into_the_time(num_streaming: int, num_tokens: int) -> None:
+    assert StepBudget(512, 0.050, 0.031, 0.001, least=4).tokens(num_streaming) == num_tokens
+
+
+def test_a_step_may_be_so_many_times_as_long_as_without_prompts() -> None:
+    budget = StepBudget.by_prices(4096, None, 0.031, 0.001)
+    # four times 31 ms for one row; with 100 of them, 130 ms, twice that
+    assert [budget.tokens(number) for number in (0, 1, 100)] == [4096, 94, 230]
+
+
+def test_without_prices_or_a_target_nothing_is_cut() -> None:
+    assert StepBudget(512, 0.050).tokens(3) == 512
+    assert StepBudget(512, 0.0, 0.031, 0.001).tokens(3) == 512
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_reads_an_answer_waits_no_longer_for_its_tokens(policy: str, is_async: bool) -> None:
+    core = core_with(0.050, policy=policy, is_async=is_async)
+    core.add(1, list(range(8)), max_tokens=60)
+    for _ in range(3):
+        core.step()
+    core.add(2, list(range(48)) * 8, max_tokens=3)
+    core.add(3, list(range(48)) * 8, max_tokens=3)
+    gaps = lengths_of_steps(core, sequence_id_of(1, 0))
+    # a rounding, and one more token that nobody had counted
+    assert 0.030 < max(gaps) < 0.053
+    core.assert_empty()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_that_came_first_does_not_keep_answers_waiting(policy: str) -> None:
+    core = core_with(0.050, policy=policy, budget=64)
+    core.add(1, list(range(48)) * 16, max_tokens=2)
+    core.step()
+    core.add(2, list(range(8)), max_tokens=90)
+    gaps = lengths_of_steps(core, sequence_id_of(2, 0))
+    assert len(gaps) == 89
+    assert max(gaps[1:40]) < 0.053
+
+
+def test_beams_and_other_cohorts_wait_no_longer_between_their_steps() -> None:
+    """They get nothing of a step that is decided while one of theirs is in flight."""
+    for is_beam, constraints in ((True, []), (False, [OneStepAtATime(2)])):
+        core = core_with(0.050, is_async=True, constraints=constraints)
+        if is_beam:
+            core.beam(1, list(range(8)), 2, max_tokens=60)
+        else:
+            core.add(1, list(range(8)), max_tokens=60)
+        for _ in range(4):
+            core.step()
+        core.add(2, list(range(48)) * 8, max_tokens=3)
+        core.step()
+        times = [core.clock.now()]
+        for _ in range(20):
+            core.step()
+            times.append(core.clock.now())
+        assert max(after - before for before, after in pairwise(times)) < 0.053
+        core.run()
+        core.assert_empty()
+
+
+@pytest.mark.parametrize("policy", ["srtf", "two_level", "bounded_srtf"])
+def test_a_short_prompt_goes_before_a_long_one_also_where_answers_leave_little_room(policy: str) -> None:
+    core = core_with(0.050, policy=policy, max_num_seqs=24)
+    for number in range(18):
+        core.add(number, list(range(8)), max_tokens=60)
+    for _ in range(3):
+        core.step()
+    core.add(18, list(range(48)) * 8, max_tokens=2)
+    core.step()
+    core.add(19, [40, 41, 42, 43, 44], max_tokens=2)
+    # two tokens of a step are for prompts
+    for _ in range(5):
+        core.step()
+    assert core.tokens[sequence_id_of(19, 0)]
+    assert not core.tokens[sequence_id_of(18, 0)]
+    core.run()
+    core.assert_empty()
+
+
+def test_where_nobody_reads_a_prompt_is_computed_whole() -> None:
+    core = core_with(0.050)
+    core.add(1, list(range(48)) * 8, max_tokens=1)
+    core.run()
+    assert core.scheduler.statistics()["num_steps_total"] == 1
+
+
+@pytest.mark.parametrize("target", [0.0, 1e-9, 0.040, 0.2])
+def test_the_tokens_are_the_same_whatever_the_target_is(target: float) -> None:
+    tokens = []
+    for seconds in (0.0, target):
+        core = core_with(seconds)
+        for number in range(6):
+            core.add(number, list(range(number, 40 + 9 * number)), max_tokens=12)
+            core.step()
+        core.run()
+        core.assert_empty()
+        tokens.append(dict(core.tokens))
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("50ms", 0.05), ("2 s", 2.0), ("0.05", 0.05), ("100us", 1e-4), ("1min", 60)]
+)
+def test_a_time_is_read(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "50 msec", "1h"])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(OptionError, match="such as 50ms"):
+        parse_seconds(text)
