@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from quire import LLM, AsyncLLM, ModelError, PoolingParams, RequestError, RequestFailedError, SamplingParams
-from quire.interfaces.own_pooling import own_pooling
+from quire.interfaces.own_pooling import Dense, OwnPooling, own_label_tokens, own_pooling
 from quire.testing.fake_core import vector_of
 from quire.testing.fake_llm import fake_async_llm, fake_llm
 from quire.testing.tiny_checkpoints import make_checkpoint, make_model, write_tokenizer
@@ -49,7 +51,7 @@ def test_a_mistake_is_found_before_anything_starts(prompts, params, words):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"pooling": "lst"}, "Did you mean 'last'|last or mean"),
+        ({"pooling": "lst"}, "last, mean or cls"),
         ({"dimensions": 0}, "between 1"),
         ({"normalize": 1}, "True or False"),
         ({"normalise": True}, "normalize"),
@@ -65,6 +67,26 @@ def test_one_that_fails_is_no_empty_vector():
         llm.control("fail_at", {"num_tokens": 0, "error": "not finite"})
         with pytest.raises(RequestFailedError, match="not finite"):
             llm.embed([[5], [6]])
+
+
+def test_matrices_are_not_multiplied_on_the_event_loop():
+    threads = []
+
+    class Watched(Dense):
+        def __call__(self, vector):
+            threads.append(threading.current_thread())
+            return super().__call__(vector)
+
+    async def main():
+        async with fake_async_llm() as engine:
+            weight = np.arange(8, dtype=np.float32).reshape(2, 4)
+            engine._held.parts.embeddings._own = OwnPooling("last", (Watched(weight, None, False),), normalizes=False)
+            output = await engine.embed([5, 6])
+            assert output.outputs.embedding == pytest.approx((weight @ vector_of([5, 6])).tolist(), rel=1e-5)
+            assert threading.current_thread() not in threads
+
+    asyncio.run(main())
+    assert threads
 
 
 def test_streams_and_labels():
@@ -103,6 +125,7 @@ def write(folder, modules=None, pooling=None, name="1_Pooling"):
 
 
 _PARTS = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+_NORMALIZE = ("2_Normalize", "sentence_transformers.models.Normalize")
 
 
 @pytest.mark.parametrize(
@@ -112,19 +135,21 @@ _PARTS = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sente
         (_PARTS, {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "last"),
         (_PARTS, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
         (None, {"pooling_mode_mean_tokens": True}, "mean"),
-        ([*_PARTS, ("2_Normalize", "sentence_transformers.models.Normalize")], {"pooling_mode": "lasttoken"}, "last"),
+        (_PARTS, {"pooling_mode_cls_token": True}, "cls"),
+        ([*_PARTS, _NORMALIZE], {"pooling_mode": "lasttoken"}, "last"),
     ],
 )
 def test_the_pooling_that_its_authors_wrote_down(tmp_path, modules, pooling, expected):
-    assert own_pooling(write(tmp_path, modules, pooling)) == expected
+    assert own_pooling(write(tmp_path, modules, pooling)).how == expected
 
 
 @pytest.mark.parametrize(
     ("modules", "pooling", "words"),
     [
-        (_PARTS, {"pooling_mode_cls_token": True}, "pooled by cls_token"),
+        (_PARTS, {"pooling_mode_max_tokens": True}, "pooled by max_tokens"),
         (_PARTS, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean_tokens and max_tokens"),
-        ([*_PARTS, ("2_Dense", "sentence_transformers.models.Dense")], {"pooling_mode_lasttoken": True}, "kind Dense"),
+        ([*_PARTS, ("2_Dense", "sentence_transformers.models.Dense")], {"pooling_mode_lasttoken": True}, "2_Dense"),
+        ([*_PARTS, ("2_LSTM", "sentence_transformers.models.LSTM")], {"pooling_mode_lasttoken": True}, "kind LSTM"),
         (["broken"], None, "kind"),
     ],
 )
@@ -137,12 +162,68 @@ def test_what_is_not_computed_here_is_said(tmp_path, modules, pooling, words):
         own_pooling(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[" + b"1" * 100_000 + b"]", b"\xff"])
+def test_a_broken_list_of_parts_is_one_line(tmp_path, content):
+    (tmp_path / "modules.json").write_bytes(content)
+    for read in (own_pooling, lambda path: own_label_tokens(path, 320)):
+        with pytest.raises(RequestError, match=r"modules\.json of this model cannot be read"):
+            read(tmp_path)
+
+
+def test_what_a_file_says_is_shown_in_part(tmp_path):
+    write(tmp_path, [("", "x." + "A" * 10**6)])
+    with pytest.raises(RequestError, match="kind AAA") as caught:
+        own_pooling(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("shapes", "number", "words"),
+    [
+        ({"linear.weight": (2, 3, 4)}, 0.0, "no matrix"),
+        ({"linear.weight": (2, 3), "linear.bias": (5,)}, 0.0, "no matrix"),
+        ({"linear.weight": (2, 3)}, np.nan, "infinities or NaN"),
+        ({"linear.bias": (2,)}, 0.0, "cannot be read"),
+    ],
+)
+def test_a_layer_behind_the_pooling_that_is_none_is_refused(tmp_path, shapes, number, words):
+    write_dense(tmp_path, {name: np.full(shape, number, dtype=np.float32) for name, shape in shapes.items()})
+    with pytest.raises(RequestError, match=words):
+        own_pooling(tmp_path)
+
+
+def test_a_layer_behind_the_pooling_must_fit(tmp_path):
+    write_dense(tmp_path, {"linear.weight": np.ones((2, 3), dtype=np.float32)})
+    [dense] = own_pooling(tmp_path).dense
+    assert dense(np.ones(3)).tolist() == [3.0, 3.0]
+    with pytest.raises(RequestError, match=r"3 inputs .* 64 numbers"):
+        dense(np.ones(64))
+
+
+def write_dense(folder, tensors):
+    write(folder, [*_PARTS, ("2_Dense", "x.Dense")], {"pooling_mode_lasttoken": True})
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "config.json").write_text(json.dumps({"activation_function": "x.Identity"}))
+    save_file(tensors, folder / "2_Dense" / "model.safetensors")
+
+
+@pytest.mark.parametrize("tokens", [(10**30, 5), (-1, 5), (320, 5), ("x" * 10**6, 5), (None, 5), (True, 5)])
+def test_tokens_that_compare_texts_must_be_among_all(tmp_path, tokens):
+    write(tmp_path, [("", "x.Transformer"), ("1_LogitScore", "x.LogitScore")])
+    (tmp_path / "1_LogitScore").mkdir()
+    declared = dict(zip(("true_token_id", "false_token_id"), tokens, strict=True))
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(declared))
+    with pytest.raises(RequestError, match="two of its 320 are needed") as caught:
+        own_label_tokens(tmp_path, 320)
+    assert len(str(caught.value)) < 1000
+
+
 def test_a_folder_outside_the_checkpoint_is_not_read(tmp_path):
     inside = tmp_path / "model"
     inside.mkdir()
     write(tmp_path, pooling={"pooling_mode_mean_tokens": True}, name="other")
     write(inside, [("../other", "x.Pooling")])
-    assert own_pooling(inside) == "last"
+    assert own_pooling(inside).how == "last"
 
 
 # ------------------------------------------------------------------------------------------------- whole checkpoints
@@ -164,13 +245,13 @@ def test_a_checkpoint_of_a_backbone_alone(tmp_path, name):
     backbone = make_model(name).model
     backbone.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    write(tmp_path, _PARTS, {"pooling_mode_mean_tokens": True})
+    write(tmp_path, [*_PARTS, _NORMALIZE], {"pooling_mode_mean_tokens": True})
     assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
     with LLM(str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_model_len=64) as llm:
         outputs = llm.embed(PROMPTS, use_tqdm=False)
         for output, expected in zip(outputs, expected_means(backbone), strict=True):
             assert np.abs(output.outputs.vector - expected).max() < 1e-5
-        with pytest.raises(RequestError, match="a backbone without a head"):
+        with pytest.raises(RequestError, match="generates no text"):
             llm.generate([[5]])
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from quire.asked_process import AskedProcess
 from quire.errors import OptionError, RequestError
 from quire.hooks import FinishedSequence, Hook, HookedRequest, Refusal, SequenceTokens, Verdict
+from quire.interfaces.hooks import hook_process
 from quire.interfaces.hooks.banned_text import BannedText
 from quire.interfaces.hooks.first_part import FirstPart
 from quire.interfaces.hooks.guarded_client import open_client
@@ -394,6 +396,95 @@ def test_a_process_that_holds_on_is_ended_and_the_next_question_answered(named: 
     with hooked_llm(f"{named}:Holding", hook_timeout=0.3, **options) as llm:
         assert len(answers(llm, [41, 42])[0].token_ids) == 2
         assert llm.statistics()["num_hook_failures_total"] >= 1
+
+
+def test_a_process_is_sent_a_prompt_once_and_then_what_is_new(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[AskedProcess, list[int]] = {}
+    ask = AskedProcess.ask
+
+    def counted(process: AskedProcess, question: Any, seconds: float) -> bytearray:
+        if process._program == hook_process._PROGRAM:
+            asked.setdefault(process, []).append(sum(map(len, question)))
+        return ask(process, question, seconds)
+
+    monkeypatch.setattr(AskedProcess, "ask", counted)
+    with hooked_llm(f"{named}:Looking", hook_process=True, hook_timeout=20.0) as llm:
+        answers(llm, list(range(60, 200)))
+    # a hook of an engine before may still be asked about its last sequence
+    first, *others, last = max(asked.values(), key=len)
+    assert len(others) > 60
+    # a question and what is new; the last one is about the end, and has all that was shown
+    assert sum(others) < 70 * len(others) + 1000 < 140 * len(others), others
+    assert min(first, last) > 140
+
+
+class Looking(Hook):
+    """At every token."""
+
+    ahead = 1
+
+    def on_tokens(self, tokens: SequenceTokens) -> None: ...
+
+
+class Comparing(Hook):
+    """Remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_tokens(self, tokens: SequenceTokens) -> None:
+        tokens.state["looks"] = tokens.state.get("looks", 0) + 1
+        self.seen.append(tokens)
+
+
+@pytest.mark.parametrize("most", [2, 1000])
+def test_what_a_process_sees_is_what_there_is_whatever_it_forgets(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook_process, "_MOST_SEQUENCES", most)
+    pick = random.Random(3)
+    hook = Comparing()
+    there = hook_process._Asked(hook)
+    told = hook_process._Told()
+    requests = [
+        HookedRequest(
+            request_id=number,
+            prompt_token_ids=list(range(number, 30 + number)),
+            sampling=SamplingParams(max_tokens=number + 1),
+            decode=lambda token_ids: f"prompt of {len(token_ids)}",
+            encode=lambda text: [],
+        )
+        for number in range(4)
+    ]
+    tokens: dict[tuple[int, int], list[int]] = {(number, index): [] for number in range(4) for index in range(2)}
+    num_looks = dict.fromkeys(tokens, 0)
+    for look in range(200):
+        number, index = key = pick.choice(list(tokens))
+        if look % 40 == 39:
+            # another process takes its place
+            there = hook_process._Asked(hook)
+            num_looks = dict.fromkeys(tokens, 0)
+        tokens[key] += [pick.randrange(100) for _ in range(pick.randrange(4))]
+        lengths = list(range(1, len(tokens[key]) + 1))
+        # the last character may become another one
+        text = "".join(map(chr, tokens[key][:-1])) + ("?" if tokens[key] else "")
+        subject = SequenceTokens(
+            request=requests[number], index=index, token_ids=tokens[key], num_shown=look, text=text, lengths=lengths,
+            is_last=False, state={},
+        )  # fmt: skip
+        answer = there.answer(told.question("on_tokens", requests[number], subject))
+        if answer.kind == "unknown":
+            told = hook_process._Told()
+            answer = there.answer(told.question("on_tokens", requests[number], subject))
+        assert answer.kind == ""
+        seen = hook.seen[-1]
+        num_looks[key] += 1
+        assert (list(seen.token_ids), list(seen.lengths), seen.text) == (tokens[key], lengths, text)
+        assert (seen.num_shown, seen.index, seen.request.prompt) == (look, index, "prompt of 30")
+        assert (seen.request.prompt_token_ids, seen.request.sampling) == (
+            requests[number].prompt_token_ids,
+            requests[number].sampling,
+        )
+        assert most == 2 or seen.state["looks"] == num_looks[key]
+        assert len(there._requests) <= max(2, most)
 
 
 def test_a_hook_that_asks_the_engine_cannot_be_elsewhere(named: str) -> None:

@@ -132,7 +132,7 @@ def test_a_mask_that_leaves_nothing_fails_its_own_sequence() -> None:
             return Verdict(allow=[]) if is_first else None
 
     with LLM(hooks=[Forbidding()]) as llm:
-        first = llm.get_tokenizer().encode("Once upon")[0]
+        first = llm.renderer.encode("Once upon")[0]
         params = SamplingParams(max_tokens=6, temperature=0)
         one, other = llm.generate(["Once upon a time", "The dog"], params, use_tqdm=False)
         assert one.outputs[0].finish_reason == "error"
@@ -157,7 +157,7 @@ def test_a_session_goes_on_from_what_was_shown() -> None:
             kept = session.token_ids
             assert kept[-3:] == first.token_ids
             second = session.generate(" and", params).outputs[0]
-        added = llm.get_tokenizer().render_continuation(" and", max_tokens=9)
+        added = llm.renderer.render_continuation(" and", max_tokens=9)
         [plain] = llm.generate({"prompt_token_ids": [*kept, *added]}, params, use_tqdm=False)
         assert plain.outputs[0].token_ids == second.token_ids
         assert llm.statistics()["num_blocks_held"] == 0

@@ -36,7 +36,7 @@ def llm():
 
 
 def ids(llm: LLM, text: str) -> list[int]:
-    return llm.get_tokenizer().encode(text)
+    return llm.renderer.encode(text)
 
 
 # ---------------------------------------------------------------------------------------------- pinned prefixes
@@ -183,7 +183,7 @@ def test_a_stop_string_leaves_what_was_seen(llm, stateless):
         output = session.generate("Count: one, two, three,", GREEDY.replace(max_tokens=24, stop=[stop])).outputs[0]
         assert output.stop_reason == stop
         kept = session.token_ids
-        assert llm.get_tokenizer().decode(kept).endswith("three," + text[: text.index(stop)])
+        assert llm.renderer.decode(kept).endswith("three," + text[: text.index(stop)])
         session.generate(" and", GREEDY)
         assert session.token_ids[: len(kept)] == kept
         assert session.token_ids[-8:] == stateless(session.token_ids[:-8])

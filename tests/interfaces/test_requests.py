@@ -1,5 +1,7 @@
 """The table of checks: each row of bad input, its error, and the request that good input becomes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,8 @@ def maker(seed: int = 0) -> RequestMaker:
     )
 
 
+PICTURE = SimpleNamespace(is_vectors=False)
+VECTORS = SimpleNamespace(is_vectors=True)
 BAD = [
     ([], {}, {}, "prompt", "no tokens"),
     ([1, 100], {}, {}, "prompt", r"prompt_token_ids\[1\]=100.*between 0 and 99"),
@@ -54,7 +58,12 @@ BAD = [
     ([1], {}, {"cache_salt": 5}, "cache_salt", "cache_salt=5: must be a text"),
     ([1], {}, {"cache_salt": b"x"}, "cache_salt", "must be a text"),
     ([1], {}, {"cache_salt": "\ud800"}, "cache_salt", "lone surrogate"),
-    ([1], {}, {"media": ["a picture"], "num_kept_tokens": 1}, "multi_modal_data", "take text only"),
+    ([1], {}, {"media": [PICTURE], "num_kept_tokens": 1}, "multi_modal_data", "take text only"),
+    ([1], {}, {"media": [VECTORS], "num_kept_tokens": 1}, "prompt_embeds", "take text only"),
+    ([1], {}, {"media": [VECTORS], "pooling": "last"}, "prompt_embeds", "take text only"),
+    ([1], {"prompt_logprobs": 1}, {"media": [VECTORS]}, "prompt_logprobs", "not compatible with prompt_embeds"),
+    ([1], {"repetition_penalty": 1.5}, {"media": [VECTORS]}, "repetition_penalty", "not compatible"),
+    ([1], {"watermarking": True}, {}, "watermarking", "has no watermark"),
 ]
 
 

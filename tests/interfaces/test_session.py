@@ -225,19 +225,47 @@ def test_names(llm, session):
         llm.open_session("with space")
 
 
+@pytest.mark.parametrize(
+    "several",
+    [SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=4), BeamSearchParams(beam_width=3, max_tokens=4)],
+    ids=["n", "beams"],
+)
+def test_a_session_goes_on_with_the_first_of_several(llm, session, several):
+    session.generate("one two", GREEDY)
+    num_kept = session.num_tokens
+    before = session.token_ids
+    output = session.generate(" three", several)
+    assert len(output.outputs) == 3
+    assert session.token_ids == before + output.prompt_token_ids + output.outputs[0].token_ids
+    # what is kept is still the beginning
+    assert kept_in(llm) == {"kept:s": num_kept}
+    before = session.token_ids
+    last = session.generate(" four", GREEDY)
+    assert session.token_ids == before + last.prompt_token_ids + last.outputs[0].token_ids
+    assert kept_in(llm) == {"kept:s": session.num_tokens}
+    session.rewind(num_kept - 1)
+    assert session.num_tokens == num_kept - 1
+
+
+def test_several_as_the_first_turn(llm, session):
+    output = session.generate("one two", BeamSearchParams(beam_width=2, max_tokens=4))
+    assert kept_in(llm) == {}
+    assert session.token_ids == output.prompt_token_ids + output.outputs[0].token_ids
+    session.generate(" three", GREEDY)
+    assert kept_in(llm) == {"kept:s": session.num_tokens}
+
+
 # ---------------------------------------------------------------------------------------------- what goes wrong
 
 
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        (SamplingParams(n=2), "n=2: a turn of a session has one output"),
         (SamplingParams(prompt_logprobs=1), "prompt_logprobs=1: a session computes only what is new"),
-        (BeamSearchParams(beam_width=2, max_tokens=4), "a turn of a session takes SamplingParams. Beam search has"),
-        ({"n": 1}, r"dict: a turn of a session takes SamplingParams\.$"),
+        ({"n": 1}, r"dict: a turn of a session takes SamplingParams or BeamSearchParams\.$"),
     ],
 )
-def test_turns_with_more_than_one_line_are_refused(llm, session, params, text):
+def test_what_a_turn_cannot_have_is_refused(llm, session, params, text):
     with pytest.raises(RequestError, match=text):
         session.generate("one", params)
     assert session.num_tokens == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.quantized_checkpoints import write_gptq
 
-from quire import LLM, RequestError, SamplingParams
+from quire import LLM, AsyncLLM, RequestError, SamplingParams
 from quire.engine_core.driver import CoreDriver
 from quire.errors import EngineError
-from quire.interfaces.weights import update_weights
+from quire.interfaces.weights import WeightUpdates
 from quire.messages import ControlCall, ControlReply, EngineFailed, EngineRequest, split_sequence_id
 from quire.modeling import load_for_training
 from quire.observability.run_log import RunLog
@@ -200,7 +201,7 @@ class Copies:
 def test_a_file_stays_until_it_was_read_though_nobody_waits():
     async def main() -> None:
         engine: Any = Copies()
-        task = asyncio.ensure_future(update_weights(engine, {"a": torch.zeros(1)}))
+        task = asyncio.ensure_future(WeightUpdates().update(engine, {"a": torch.zeros(1)}))
         await engine.is_asked.wait()
         task.cancel()
         await asyncio.sleep(0)
@@ -217,8 +218,101 @@ def test_no_copy_begins_while_another_one_refuses():
         engine: Any = Copies("prefixes are pinned")
         engine.may_answer.set()
         with pytest.raises(RequestError, match="pinned"):
-            await update_weights(engine, {"a": torch.zeros(1)})
+            await WeightUpdates().update(engine, {"a": torch.zeros(1)})
         assert engine.calls == ["check_weights"]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_died_comes_back_with_what_files_can_bring(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """And says what it has: the names of blocks, what it is asked for, and its answers agree."""
+    first, second = two(tmp_path, "llama")
+
+    async def answered(engine: AsyncLLM) -> list[int]:
+        return [output async for output in engine.generate(PROMPTS[0], GREEDY)][-1].outputs[0].token_ids
+
+    async def num_updates(engine: AsyncLLM) -> float:
+        return (await engine.statistics())["num_weight_updates"]
+
+    async def main() -> None:
+        options: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_model_len": 128}
+        async with AsyncLLM(str(first), **options) as engine:
+            of_checkpoint = await answered(engine)
+            version = (await engine.update_weights(second)).version
+            updated = await answered(engine)
+            assert updated != of_checkpoint
+            await killed(engine)
+            assert (engine.weights_version, await num_updates(engine)) == (version, 1)
+            assert await answered(engine) == updated
+            assert "of version" in caplog.text
+            assert "Update them once more" not in caplog.text
+            # out of memory, which nobody has any more
+            await engine.update_weights(load_file(second / "model.safetensors"))
+            assert await num_updates(engine) == 2
+            await killed(engine)
+            assert (engine.weights_version, await num_updates(engine)) == ("", 0)
+            assert await answered(engine) == of_checkpoint
+            assert "the engine has the checkpoint's weights again" in caplog.text
+
+    caplog.set_level("INFO", logger="quire.interfaces.weights")
+    asyncio.run(main())
+
+
+async def killed(engine: AsyncLLM) -> None:
+    os.kill(engine.processes[0].pid, signal.SIGKILL)
+    while engine.dead_reason is None:
+        await asyncio.sleep(0.01)
+    await engine.restart()
+
+
+async def bring_replica(updates: WeightUpdates, engine: Any) -> None:
+    async with updates.bringing_replica(engine):
+        """It would serve now."""
+
+
+def test_no_update_passes_a_replica_by_that_does_not_serve_yet(tmp_path: Path):
+    """It would reach the others alone, and nobody would ever tell."""
+
+    async def main() -> None:
+        updates = WeightUpdates()
+        engine: Any = Copies()
+        engine.may_answer.set()
+        file = tmp_path / "a.safetensors"
+        file.write_bytes(b"")
+        async with updates.bringing_replica(engine):
+            update = asyncio.ensure_future(updates.update(engine, file))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not engine.calls
+        await update
+        assert engine.calls == ["check_weights", "update_weights"]
+
+    asyncio.run(main())
+
+
+def test_a_replica_without_the_weights_of_the_others_does_not_serve(tmp_path: Path):
+    async def main() -> None:
+        updates = WeightUpdates()
+        engine: Any = Copies()
+        engine.may_answer.set()
+        await bring_replica(updates, engine)
+        file = tmp_path / "a.safetensors"
+        file.write_bytes(b"")
+        await updates.update(engine, file)
+        engine.calls.clear()
+        await bring_replica(updates, engine)
+        assert engine.calls == ["check_weights", "update_weights"]
+        await updates.update(engine, {"a": torch.zeros(1)})
+        with pytest.raises(EngineError, match="the other replicas have weights of version 00"):
+            await bring_replica(updates, engine)
+        changed = WeightUpdates()
+        await changed.update(engine, file)
+        changed.version = "01"
+        changed._files = [(file, "01")]
+        with pytest.raises(EngineError, match="has changed since"):
+            await bring_replica(changed, engine)
+        # those of the others are what they were
+        assert updates.version == "00"
 
     asyncio.run(main())
 

@@ -34,6 +34,8 @@ _OTHER_ARITHMETIC = {
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Llama 4's name for the layers without experts; its intermediate_size is that of an expert.
+# of models that call it as those with gates do
+_NO_GATES = ("bert", "roberta", "xlm-roberta")
 _DENSE_SIZE = "intermediate_size_mlp"
 
 
@@ -154,7 +156,7 @@ class ModelShape:
         num_layers = size_of(config, "num_hidden_layers", "n_layer")
         recurrent = RecurrentShape.of(config, num_layers)
         heads = size_of(config, "num_attention_heads", "n_head")
-        is_gated = "intermediate_size" in config
+        is_gated = "intermediate_size" in config and config.get("model_type") not in _NO_GATES
         inner = size_of(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
         num_windowed, window = _bounded_layers(config, num_layers)
         mixed = MixedShape.of(config)

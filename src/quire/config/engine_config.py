@@ -12,9 +12,13 @@ from quire.config.kv_events import KVEventsConfig
 from quire.config.model_facts import ModelFacts
 from quire.config.rank_grid import RankGrid, RankPlace
 from quire.config.speculation import SpeculationConfig
+from quire.config.watermark import Watermark
 
 # A sum over the inputs of a weight has so many parts where its bits must not depend on the number of workers.
 SLICES_OF_A_SUM = 8
+
+
+TIERED = "tiered"
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,16 @@ class WorkerConfig:
     # who places them, mp or ray, and with ray the address at which the first one listens for the others
     executor_backend: str = "mp"
     host_ip: str | None = None
-    # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
+    # slots for adapters, those in memory, in slots or not, and the greatest rank that one of them may have; 0: none
     max_loras: int = 0
+    max_cpu_loras: int = 0
     max_lora_rank: int = 0
     # memory for what an encoder made of images
     encoder_cache_bytes: int = 256 * 2**20
+    # what sampled texts are marked with; None: nothing
+    watermark: Watermark | None = None
+    # vectors may stand in the place of a prompt's tokens
+    enable_prompt_embeds: bool = False
     # the image that costs the encoder most; None: the model takes none
     largest_image: LargestImage | None = None
 
@@ -99,9 +108,11 @@ class WorkerConfig:
 
     @property
     def model_as_run(self) -> str:
-        """The model and the form of its weights: only engines that agree in it compute the same keys and values."""
+        """The model, the form of its weights and the ranks that share it: only engines that agree in it compute the
+        same keys and values, and keep them in the same way."""
         model = self.weights_fingerprint or self.model_path
-        return " ".join(filter(None, (model, self.device, self.dtype, self.quantization)))
+        ranks = f"{self.grid}" if self.grid.size > 1 else ""
+        return " ".join(filter(None, (model, self.device, self.dtype, self.quantization, ranks)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +121,12 @@ class EngineConfig:
 
     facts: ModelFacts
     worker: WorkerConfig
-    tokenizer_path: str
-    served_model_name: str
+    # None: tokens alone go in and come out
+    tokenizer_path: str | None
+    # the first one is the model's own
+    served_model_names: tuple[str, ...]
+    # others that mean the same, and are not listed
+    further_model_names: tuple[str, ...]
     chat_template: str | None
     tool_call_parser: str
     special_tokens_in_messages: bool
@@ -140,6 +155,8 @@ class EngineConfig:
     # 0: no such limit
     long_prefill_token_threshold: int
     chunk_alignment: int
+    # seconds; 0: no target; None: chosen when steps have been timed
+    target_inter_token_latency: float | None
     # None: decided when a step has been timed
     async_scheduling: bool | None
     engine_process: bool | None
@@ -159,8 +176,6 @@ class EngineConfig:
     # of models with recurrent layers: tokens between two checkpoints, and what part of all blocks they may take
     state_checkpoint_interval: int = 256
     state_checkpoint_share: float = 0.25
-    # adapters in memory, in slots or not; 0: no adapters
-    max_cpu_loras: int = 0
     # (name, path) of those that are loaded at start
     lora_modules: tuple[tuple[str, str], ...] = ()
     # names of what looks at requests and answers, how long a call of it may take, and what holds where it fails
@@ -180,6 +195,21 @@ class EngineConfig:
     tells_cache_changes: bool = False
     # of the names of blocks, where several must agree; b"": the core draws one. Kept out of what is shown to anybody.
     prefix_hash_key: bytes = field(default=b"", repr=False)
+    # which half of a request it is for: prefill, decode or both
+    role: str = "both"
+
+    @property
+    def shares_blocks(self) -> bool:
+        """With every engine that has the same store."""
+        return self.kv_connector is not None and self.kv_connector.name == TIERED
+
+    @property
+    def served_model_name(self) -> str:
+        return self.served_model_names[0]
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether it means the model itself."""
+        return name in self.served_model_names or name in self.further_model_names
 
     def of_replica(self, number: int, prefix_hash_key: bytes) -> EngineConfig:
         """The same for one of several, on processors and ports of its own."""

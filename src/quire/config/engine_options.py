@@ -19,9 +19,16 @@ class EngineOptions:
     model: str = option(
         EMBEDDED, "directory, GGUF file, hub name, or 'embedded' for the model in the package", section="model"
     )
-    tokenizer: str | None = option(None, "directory or hub name of another tokenizer than the model's", section="model")
+    tokenizer: str | None = option(
+        None,
+        "directory or hub name of another tokenizer than the model's; none: tokens go in and come out, and no text",
+        section="model",
+    )
     revision: str | None = option(None, "branch, tag or commit on the hub", section="model")
-    served_model_name: str | None = option(None, "name under which the API offers the model", section="model")
+    served_model_name: tuple[str, ...] = option(
+        (), "names under which the API offers the model, the first one above all", section="model",
+        flag="--served-model-name",
+    )  # fmt: skip
     dtype: str = option(
         "auto", "type of weights and activations", section="model", choices=("auto", "float32", "bfloat16", "float16")
     )
@@ -34,8 +41,9 @@ class EngineOptions:
         section="model", choices=("auto", "native", "transformers"),
     )  # fmt: skip
     load_format: str = option(
-        "auto", "safetensors, or a GGUF file, whichever is there; dummy: random weights from config.json alone",
-        section="model", choices=("auto", "safetensors", "gguf", "dummy"),
+        "auto", "safetensors, or a GGUF file, whichever is there; pt: .bin files, of which tensors alone are read; "
+        "dummy: random weights from config.json alone",
+        section="model", choices=("auto", "safetensors", "gguf", "pt", "dummy"),
     )  # fmt: skip
     quantization: str | None = option(
         None, "weights in 8 or 4 bits, made while loading: int8, int8_weight_only, int4, int4_weight_only "
@@ -60,21 +68,40 @@ class EngineOptions:
         "auto", "how calls of tools are found in an answer: auto means by the chat template (docs/tools.md)",
         section="model",
         choices=(
-            "auto", "none", "openai", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax_m2", "cohere", "mistral",
-            "granite", "qwen3_coder", "glm45", "hermes", "pythonic", "llama3_json",
+            "auto", "none", "openai", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "apertus",
+            "gigachat3", "dots", "minicpm5", "kimi_k2", "minimax_m2", "step3", "cohere", "gemma4", "functiongemma",
+            "internlm", "seed_oss", "longcat", "lfm2", "mistral", "granite", "qwen3_coder", "glm45", "hermes", "jamba",
+            "olmo3", "granite-20b-fc", "phi4_mini_json", "pythonic", "llama3_json", "xlam",
         ),
     )  # fmt: skip
     reasoning_parser: str = option(
         "auto", "how reasoning is found in an answer: auto means by the chat template (docs/tools.md)",
         section="model",
-        choices=("auto", "none", "openai_gptoss", "cohere", "mistral", "think", "deepseek_r1"),
+        choices=(
+            "auto", "none", "openai_gptoss", "cohere", "mistral", "gemma4", "seed_oss", "granite", "think",
+            "deepseek_r1",
+        ),
     )  # fmt: skip
     generation_config: str = option(
-        "auto", "take default sampling parameters from generation_config.json, or none",
-        section="model", choices=("auto", "none"),
+        "auto", "auto: default sampling parameters come from generation_config.json; none: they do not; a JSON object: "
+        "they do, and its values win", section="model",
     )  # fmt: skip
     seed: int = option(0, "seed of everything random that has no seed of its own", section="model", least=0)
-    max_logprobs: int = option(20, "most log-probabilities that a request may ask for", section="model", least=0)
+    max_logprobs: int = option(
+        20, "most log-probabilities that a request may ask for; -1: of all tokens, at as many positions as make 16 "
+        "million", section="model", least=-1,
+    )  # fmt: skip
+
+    enable_prompt_embeds: bool = option(
+        False, "prompts may be vectors in the place of tokens, which no hook can read (docs/embeddings.md)",
+        section="model",
+    )  # fmt: skip
+
+    watermark_config: Mapping[str, Any] | None = option(
+        None, 'watermark of sampled text: an object of key, a secret number, and context_width, by default 4 '
+        "(docs/sampling.md)",
+        section="model",
+    )  # fmt: skip
 
     # memory
     block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
@@ -84,16 +111,18 @@ class EngineOptions:
         choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"),
     )  # fmt: skip
     kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache, which must be free; by default what the requests can use of what is free",
+        None, "memory for the KV cache, whatever gpu_memory_utilization says; by default what requests can use of what "
+        "is free",
         section="memory", least=1, unit="bytes",
     )  # fmt: skip
     num_gpu_blocks_override: int | None = option(
-        None, "blocks of the KV cache, instead of a size in bytes; they must fit into what is free",
+        None, "blocks of the KV cache, whatever a size in bytes says; they must fit into what is free",
         section="memory", least=2, unit="blocks",
     )  # fmt: skip
     gpu_memory_utilization: float = option(
-        0.9, "share of the device's memory that this engine may use in all", section="memory", least=0.05, greatest=1.0
-    )
+        0.9, "share of the device's memory that this engine may use in all; on a CPU of the machine's or the "
+        "container's, or what other programs leave of it if that is less", section="memory", least=0.05, greatest=1.0,
+    )  # fmt: skip
     enable_prefix_caching: bool = option(True, "keep and reuse blocks of earlier prompts", section="memory")
     tenant_cache_share: float | None = option(
         None, "part of the KV cache beyond which a tenant's cached blocks are given up before those of others; by "
@@ -133,6 +162,11 @@ class EngineOptions:
     kv_store_disk: float = option(
         16.0, "most that a folder of kv_store may hold", section="memory", least=2**-20, greatest=2**30, unit="GiB"
     )
+    role: str = option(
+        "both", "which half of requests this server is for, where others have the other one: prefill computes prompts, "
+        "decode goes on from them, by way of kv_store (docs/disaggregation.md)",
+        section="memory", choices=("both", "prefill", "decode"),
+    )  # fmt: skip
     kv_connector: str | None = option(
         None, "where KV comes from or goes to besides: memory, for engines of one process, or tiered, which kv_store "
         "stands for (docs/kv-connectors.md)",
@@ -185,6 +219,11 @@ class EngineOptions:
         least=0,
         greatest=2**30,
     )
+    target_inter_token_latency: float | None = option(
+        0.0, "longest step while an answer is under way, such as 50ms: prompts that come meanwhile are computed in "
+        "pieces that fit into it; 0: no limit; auto, which quire serve takes: four steps of one token",
+        section="scheduling", least=0, greatest=3600, unit="seconds",
+    )  # fmt: skip
     async_scheduling: bool | None = option(
         None, "decide the next step while one runs; by default yes, unless a step is too short to hide anything",
         section="scheduling",
@@ -192,20 +231,21 @@ class EngineOptions:
 
     # speculation
     speculative_config: Mapping[str, Any] | None = option(
-        None, "who proposes tokens that the model then checks in one step: method (ngram, draft_model or eagle), "
+        None, "who proposes tokens that the model then checks in one step: method (ngram, draft_model, eagle or mtp), "
         "num_speculative_tokens, model, prompt_lookup_min, prompt_lookup_max (docs/speculation.md)",
         section="speculation",
     )  # fmt: skip
 
     # adapters
     enable_lora: bool = option(False, "serve adapters (LoRA) beside the model (docs/adapters.md)", section="adapters")
-    max_loras: int = option(
-        8, "adapters in one step, with memory set aside for each; requests of others wait", section="adapters", least=1,
-        greatest=1024,
+    max_loras: int | None = option(
+        None, "adapters in one step, with memory set aside for each; requests of others wait; by default 8, or as many "
+        "as max_cpu_loras", section="adapters", least=1, greatest=1024,
     )  # fmt: skip
     max_lora_rank: int = option(16, "greatest rank of an adapter", section="adapters", least=1, greatest=512)
     max_cpu_loras: int | None = option(
-        None, "adapters in memory, of which max_loras are ready for a step; by default four times as many, at least 32",
+        None, "adapters in memory, of which max_loras are ready for a step; others are read again when they are named; "
+        "by default four times max_loras, at least 32",
         section="adapters", least=1,
     )  # fmt: skip
     lora_modules: tuple[str, ...] = option(
@@ -236,8 +276,8 @@ class EngineOptions:
         None, 'most media of a kind in a request, as {"image": N}; by default 8 images', section="images"
     )
     max_num_encoder_tokens: int | None = option(
-        None, "tokens of images that are encoded in one step, one image always; the others wait for the next steps; by "
-        "default half of max_num_batched_tokens",
+        None, "tokens of images that are encoded in one step; others wait for the next steps, and a larger image is "
+        "made smaller; by default half of max_num_batched_tokens, at least 1,024",
         section="images", least=1, unit="tokens",
     )  # fmt: skip
     encoder_cache_bytes: int = option(
@@ -259,8 +299,10 @@ class EngineOptions:
     )  # fmt: skip
 
     # execution
-    device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))
-    attention_backend: str = option("auto", "attention kernels: cpu (C++), reference (PyTorch)", section="execution")
+    device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda", "mps"))
+    attention_backend: str = option(
+        "auto", "attention kernels: cpu (C++), triton (GPU), reference (PyTorch)", section="execution"
+    )
     num_threads: int | None = option(
         None, "threads for computing on a CPU; by default as many cores as this process may use",
         section="execution", least=1,
@@ -305,7 +347,9 @@ class EngineOptions:
     )  # fmt: skip
     compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
     enforce_eager: bool = option(
-        False, "run the model operator by operator instead of recording its forward pass", section="execution"
+        False,
+        "run the model operator by operator instead of recording it (a program on a CPU, graphs on a GPU)",
+        section="execution",
     )
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own (LLM: no, AsyncLLM and the server: yes)", section="execution"

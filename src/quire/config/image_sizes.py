@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class ImageSizes:
         tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
         merge_size = max(1, image_size // patch_size // max(1, tokens_of_side))
         return cls(patch_size, merge_size, 1, image_size**2, image_size**2)
+
+    def within(self, max_tokens: int) -> ImageSizes:
+        """The same, with larger images made smaller until they have no more tokens, if there are sizes so small."""
+        most = max_tokens * (self.patch_size * self.merge_size) ** 2
+        return replace(self, max_pixels=max(self.min_pixels, min(self.max_pixels, most)))
 
     def largest(self, max_tokens: int) -> LargestImage:
         """The image that costs the encoder most, of those that a prompt of `max_tokens` has room for."""

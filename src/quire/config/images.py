@@ -12,6 +12,10 @@ from quire.config.engine_options import EngineOptions
 from quire.errors import OptionError
 
 MOST_IMAGES = 8
+# Of the images of all requests that a server has: as much lies in its own memory and in the engine's.
+MOST_OPEN_BYTES = 256 << 20
+# a picture of a million pixels with the published models
+_LEAST_ENCODER_TOKENS = 1024
 _IMAGE = "image"
 _NOT_SERVED = ("video", "audio")
 # as in a name of the Domain Name System, lower case
@@ -38,8 +42,8 @@ def resolve_images(options: EngineOptions) -> tuple[ImageConfig, tuple[object, s
     num_tokens = options.max_num_encoder_tokens
     reason = "as asked"
     if num_tokens is None:
-        num_tokens = max(1, options.max_num_batched_tokens // 2)
-        reason = "half of max_num_batched_tokens"
+        num_tokens = max(_LEAST_ENCODER_TOKENS, options.max_num_batched_tokens // 2)
+        reason = f"half of max_num_batched_tokens, at least {_LEAST_ENCODER_TOKENS:,}"
     hosts, networks = _places(options.allowed_media_domains)
     config = ImageConfig(
         max_images=_max_images(options.limit_mm_per_prompt),

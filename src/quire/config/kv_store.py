@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 
-from quire.config.engine_config import KVConnectorConfig
+from quire.config.engine_config import TIERED, KVConnectorConfig
 from quire.config.engine_options import EngineOptions
 from quire.errors import OptionError
 
-TIERED = "tiered"
 _HOST = "host"
+BOTH = "both"
 # engines that know the same one read each other's blocks; nobody else can tell what lies in a store, or forge it
 _SECRET = "QUIRE_KV_STORE_SECRET"
 
@@ -25,6 +25,11 @@ def resolve_kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
     """Its name is looked up where it is made: packages beside Quire bring others."""
     if options.kv_store is not None:
         return _tiered(options)
+    if options.role != BOTH:
+        raise OptionError(
+            f"role={options.role}: the KV of prompts goes to servers with the other half of a request by a kv_store. "
+            "Give all of them the same (docs/disaggregation.md)."
+        )
     if options.kv_connector is None:
         if options.kv_connector_args is not None:
             raise OptionError(
@@ -49,6 +54,8 @@ def _tiered(options: EngineOptions) -> KVConnectorConfig:
             "stores": [address for address in addresses if address != _HOST],
             "host_bytes": int(options.kv_store_host_memory * 2**30),
             "disk_bytes": int(options.kv_store_disk * 2**30),
+            # what the other half needs is moved whatever it costs: there its prompts must not be computed
+            **({} if options.role == BOTH else {"rule": "always"}),
         },
     )
     _check_tiered(config, options)

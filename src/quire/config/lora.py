@@ -11,7 +11,17 @@ from quire.errors import OptionError
 # adapters in memory for each slot, and at least, where nobody says how many
 _IN_MEMORY = 4
 _LEAST_IN_MEMORY = 32
+_SLOTS = 8
 MOST_NAME_CHARACTERS = 128
+# adapters that are read at a time: each takes a thread and a disk that others need as well, and memory of its own
+MOST_LOADING = 2
+
+
+def num_slots(options: EngineOptions) -> int:
+    """How many adapters a step may have; 0 without adapters."""
+    if not options.enable_lora:
+        return 0
+    return options.max_loras or min(_SLOTS, options.max_cpu_loras or _SLOTS)
 
 
 def resolve_max_cpu_loras(options: EngineOptions) -> tuple[int, tuple[object, str]]:
@@ -19,9 +29,9 @@ def resolve_max_cpu_loras(options: EngineOptions) -> tuple[int, tuple[object, st
     if not options.enable_lora:
         return 0, (0, "enable_lora is off")
     if options.max_cpu_loras is None:
-        number = max(_LEAST_IN_MEMORY, _IN_MEMORY * options.max_loras)
+        number = max(_LEAST_IN_MEMORY, _IN_MEMORY * num_slots(options))
         return number, (number, "four times max_loras, at least 32")
-    if options.max_cpu_loras < options.max_loras:
+    if options.max_loras is not None and options.max_cpu_loras < options.max_loras:
         raise OptionError(
             f"max_cpu_loras={options.max_cpu_loras}: must be at least max_loras={options.max_loras}, because what is "
             "in a slot is in memory too. Raise max_cpu_loras or lower max_loras."

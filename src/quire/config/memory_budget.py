@@ -1,7 +1,7 @@
 """Where the memory of a device goes before there is a KV cache: what a worker measures at its start (4.1), calculated.
 
-    memory of the device x gpu_memory_utilization
-      - what the runtime takes          driver, libraries, buffers of collectives: of a device sheet, else 0
+    memory of the device x gpu_memory_utilization, or what others leave of it if that is less
+      - what the runtime takes          driver, libraries, buffers of collectives: of a device sheet, or PROGRAM_BYTES
       - weights of this worker
       - the largest step                max_num_batched_tokens in the model, max_num_seqs rows of logits
       = the KV cache
@@ -14,10 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.arithmetic import FLOAT_BYTES, ModelShape
+from quire.config.engine_config import EngineConfig
+from quire.config.weight_sizes import weight_bytes
+from quire.errors import UserError
 
 # logits, and a copy that penalties and samplers change
 _COPIES_OF_LOGITS = 2
 _LOGIT_BYTES = 4
+# on a CPU: Python, torch, the engine itself and what it remembers of its last decisions, before there are weights
+PROGRAM_BYTES = 260 << 20
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,30 @@ class MemoryBudget:
     runtime: int
     weights: int
     largest_step: int
+    # of the total, what others have not taken; None: all of it
+    free: int | None = None
+
+    @property
+    def taken(self) -> int:
+        """Before there is a KV cache."""
+        return self.runtime + self.weights + self.largest_step
 
     @property
     def left(self) -> int:
         """For the KV cache; below 0: it does not fit."""
-        return int(self.total * self.utilization) - self.runtime - self.weights - self.largest_step
+        allowed = int(self.total * self.utilization)
+        return min(allowed, allowed if self.free is None else self.free) - self.taken
+
+
+def engine_bytes(config: EngineConfig) -> int:
+    """What an engine on a CPU takes in all once its cache is full, before it is loaded; of a model whose config.json
+    does not say it, as much as its files hold. The cache has the size that was asked for."""
+    worker = config.worker
+    try:
+        shape = ModelShape.of(config.facts.hf_config)
+        weights, _ = weight_bytes(config.facts, shape, worker.dtype, worker.quantization)
+        step = LargestStep(config.max_num_batched_tokens, config.max_num_seqs).num_bytes(shape, worker.dtype)
+    except UserError:
+        weights = config.facts.num_weight_bytes
+        step = 0
+    return PROGRAM_BYTES + weights + step + (config.kv_cache_memory_bytes or 0)

@@ -13,6 +13,7 @@ from typing import Any
 from quire.config.gguf_config import config_of
 from quire.config.gguf_file import GGUFFile
 from quire.config.model_numbers import check_numbers
+from quire.config.shape_numbers import size_of
 from quire.errors import ModelError
 from quire.json_files import read_object
 
@@ -20,6 +21,13 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 
 
 _LONGEST_NAME = 100
+# Encoders: the tokens of a text see each other, so that there is no next one.
+_ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert"})
+# Tables of positions that begin behind that of the padding token, and which that is where nothing is said.
+_POSITIONS_BEHIND_PADDING = {"roberta": 1, "xlm-roberta": 1}
+_CLASSIFIES = "ForSequenceClassification"
+# Encoder and decoder: what is heard stands before the text.
+_LISTENERS = frozenset({"whisper"})
 # What published files leave out of the text's configuration although the engine itself needs it.
 _LEFT_OUT: dict[str, dict[str, Any]] = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
 _NO_GENERATION_CONFIG: dict[str, Any] = {}
@@ -43,6 +51,22 @@ class ModelFacts:
     num_weight_bytes: int
 
     @property
+    def makes(self) -> str:
+        """What an answer is: text, transcripts, labels or vectors."""
+        if self.listens:
+            return "transcripts"
+        if self.classifies:
+            return "labels"
+        return "text" if self.has_head else "vectors"
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a token before the first layer."""
+        inner = self.hf_config.get("text_config")
+        config = {**self.hf_config, **(inner if isinstance(inner, dict) else {})}
+        return size_of(config, "word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
+
+    @property
     def sees_images(self) -> bool:
         """Whether there is an encoder of images."""
         return "vision_config" in self.hf_config
@@ -59,7 +83,9 @@ class ModelFacts:
             generation = _NO_GENERATION_CONFIG
             if (path / "generation_config.json").is_file():
                 generation = read_object(path / "generation_config.json")
-            num_weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+            files = list(path.glob("*.safetensors")) or list(path.glob("*.bin"))
+            num_weight_bytes = sum(file.stat().st_size for file in files)
+            config = _with_quantization(path, config)
         inner = config.get("text_config")
         left_out = _LEFT_OUT.get(str(config.get("model_type")), {})
         text_config = {**left_out, **config, **(inner if isinstance(inner, dict) else {})}
@@ -74,6 +100,11 @@ class ModelFacts:
         if not isinstance(vocab_size, int) or vocab_size < 1:
             raise ModelError(f"{path / 'config.json'}: vocab_size={vocab_size!r} must be a positive whole number.")
         lengths = [text_config[key] for key in _LENGTH_KEYS if isinstance(text_config.get(key), int)]
+        if lengths and model_type in _POSITIONS_BEHIND_PADDING:
+            padding = text_config.get("pad_token_id", _POSITIONS_BEHIND_PADDING[model_type])
+            lengths[0] -= 1 + (padding if isinstance(padding, int) else 0)
+        if model_type in _LISTENERS:
+            lengths = [config.get("max_source_positions", 1500) + config.get("max_target_positions", 448)]
         eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
         return cls(
             path=path,
@@ -90,8 +121,25 @@ class ModelFacts:
 
     @property
     def has_head(self) -> bool:
-        """False: the checkpoint calls itself a backbone (LlamaModel), which makes hidden states and no tokens."""
+        """Of tokens. False for an encoder, a head of labels, and what calls itself a backbone (LlamaModel)."""
+        if self.sees_all or self.classifies:
+            return False
         return self.architecture.endswith("LMHeadModel") or not self.architecture.endswith("Model")
+
+    @property
+    def listens(self) -> bool:
+        """Every prompt begins with a sound."""
+        return self.model_type in _LISTENERS
+
+    @property
+    def sees_all(self) -> bool:
+        """An encoder: it is given a text as a whole."""
+        return self.model_type in _ENCODERS
+
+    @property
+    def classifies(self) -> bool:
+        """Its head says something of a whole text."""
+        return self.architecture.endswith(_CLASSIFIES)
 
     @property
     def config_file(self) -> Path:
@@ -103,6 +151,19 @@ def _config_of(path: Path) -> dict[str, Any]:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no config.json there. A Hugging Face checkpoint directory is needed.")
     return read_object(path / "config.json")
+
+
+def _with_quantization(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """ModelOpt says how weights are quantised in a file of its own."""
+    file = path / "hf_quant_config.json"
+    if config.get("quantization_config") or not file.is_file():
+        return config
+    declared = read_object(file).get("quantization")
+    return (
+        {**config, "quantization_config": {"quant_method": "modelopt", **declared}}
+        if isinstance(declared, dict)
+        else config
+    )
 
 
 def _token_ids(path: Path, value: Any) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ _EXPERTS = _whole(0, 2**16, "a number of experts")
 # tables of positions have a row for each
 _POSITIONS = _whole(1, 2**24, "a number of positions")
 _WINDOW = _whole(0, 2**31, "a number of tokens")
+_KINDS = _whole(0, 2**16, "a number of kinds")
 _VOCABULARY = _whole(1, 2**24, "a number of tokens")
 _EPSILON = _real(0.0, 1.0, "added to a variance")
 _BASE = _real(1.0, 1e15, "the base of a power")
@@ -53,23 +54,32 @@ _SCALE = _real(-1e6, 1e6, "a factor")
 _CAP = _real(1e-6, 1e9, "a bound of scores")
 
 _RANGES: dict[str, _Range] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "n_hidden"), _SIZE),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim", "n_hidden"), _SIZE),
     **dict.fromkeys(("head_dim", "global_head_dim", "linear_key_head_dim", "linear_value_head_dim"), _HEAD_SIZE),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _HEAD_PART),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), _RANK),
-    "state_size": _STATE_SIZE,
-    **dict.fromkeys(("conv_kernel", "conv_L_cache", "linear_conv_kernel_dim"), _CONV_WIDTH),
+    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), _STATE_SIZE),
+    **dict.fromkeys(("conv_kernel", "conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv"), _CONV_WIDTH),
     **dict.fromkeys(("n_groups", "num_heads", "linear_num_key_heads", "linear_num_value_heads"), _HEADS),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_n_groups"), _HEADS),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), _HEAD_SIZE),
+    **dict.fromkeys(("expand", "mamba_expand"), _real(1e-3, 2**10, "a factor of a size")),
+    "mamba_d_ssm": _MIDDLE_SIZE,
+    **dict.fromkeys(("attn_layer_period", "expert_layer_period", "global_attn_every_n_layers"), _EVERY),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "moe_latent_size"), _RANK),
+    **dict.fromkeys(("num_labels", "type_vocab_size"), _KINDS),
     **dict.fromkeys(("full_attention_interval", "interleave_moe_layer_step"), _EVERY),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _RANK),
-    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "n_inner"), _MIDDLE_SIZE),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _LAYERS),
+    **dict.fromkeys(
+        ("intermediate_size", "intermediate_size_mlp", "ffn_dim", "n_inner", "ffn_hidden_size"), _MIDDLE_SIZE
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
     "num_kv_shared_layers": _whole(0, 10_000, "a number of layers"),
     "num_global_key_value_heads": _HEADS,
     "hidden_size_per_layer_input": _RANK,
     "vocab_size_per_layer_input": _VOCABULARY,
     "top_k_experts": _EXPERTS,
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"), _HEADS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads"), _HEADS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), _EXPERTS),
     "block_multiple_of": _SIZE,
@@ -78,6 +88,11 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "no_rope_layer_interval"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), _POSITIONS),
     **dict.fromkeys(("max_sequence_length", "original_max_position_embeddings"), _POSITIONS),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), _whole(1, 2**16, "a number of positions")),
+    "num_mel_bins": _whole(1, 2**12, "numbers of a spectrum"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), _MIDDLE_SIZE),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), _LAYERS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
     **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),
     "attention_chunk_size": _whole(1, 2**31, "a number of tokens"),
     "floor_scale": _real(1e-3, 1e9, "a number of positions"),

@@ -50,7 +50,16 @@ def locate(model: str, revision: str | None = None, *, name: str = "model", load
     if path.exists() or looks_like_path or not _HUB_NAME.fullmatch(model):
         raise ModelError(f"{name}={model}: no such directory. {_WHAT}")
     repository, _, file_type = model.partition(":")
-    return _choose(_download(repository, revision, name, file_type), load_format, file_type)
+    return _choose(_download(repository, revision, name, file_type, load_format), load_format, file_type)
+
+
+def fetch(name: str, revision: str | None = None) -> Path:
+    """The folder of a model of the hub, which is downloaded as far as it is not here."""
+    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
+        what = "it is here already" if Path(name).exists() else "that is no name of the hub"
+        raise ModelError(f"{name[:200]}: {what}. Give a name such as Qwen/Qwen3-0.6B.")
+    repository, _, file_type = name.partition(":")
+    return _download(repository, revision, "NAME", file_type)
 
 
 def _checked_file(path: Path, load_format: str) -> Path:
@@ -61,7 +70,7 @@ def _checked_file(path: Path, load_format: str) -> Path:
 
 def _choose(path: Path, load_format: str, file_type: str = "") -> Path:
     """The directory, or the GGUF file in it: if asked for, or if there is nothing else to load."""
-    if load_format in ("safetensors", "dummy") and (path / "config.json").is_file():
+    if load_format in ("safetensors", "pt", "dummy") and (path / "config.json").is_file():
         return path
     if load_format in ("auto", "dummy") and not file_type and any(path.glob("*.safetensors")):
         return path
@@ -82,18 +91,26 @@ def _choose(path: Path, load_format: str, file_type: str = "") -> Path:
     return path
 
 
-def _download(model: str, revision: str | None, name: str, file_type: str = "") -> Path:
+def _download(model: str, revision: str | None, name: str, file_type: str = "", load_format: str = "auto") -> Path:
     # imported here: the hub's client takes longer to import than the whole of `import quire`
+    from httpx2 import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         files = _gguf_patterns(file_type) if file_type else _HUB_FILES
+        if load_format == "pt":
+            files = [*files, "*.bin"]
         return Path(snapshot_download(model, revision=revision, allow_patterns=files))
     except RepositoryNotFoundError as error:
         raise ModelError(
             f"{name}={model}: neither a directory here nor a model on the hub. "
             "Check the name; for a private or gated model set HF_TOKEN."
+        ) from error
+    except TransportError as error:
+        raise ModelError(
+            f"{name}={model}: the connection to the hub broke ({type(error).__name__}). Start it again: what came "
+            "whole is kept."
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise ModelError(

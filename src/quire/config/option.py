@@ -17,6 +17,10 @@ from quire.errors import OptionError, suggestion
 
 _SIZES = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
 _SIZES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+# of tokens and other things; a large letter counts by 1,024, as in vLLM
+_COUNTS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+_COUNT = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([kKmM])")
+_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 
 
 def option(
@@ -68,10 +72,14 @@ class Option:
             return self._parse_bool(text)
         if self.unit == "bytes":
             return parse_bytes(text, self.name)
+        if self.unit == "seconds" and self.kind is float:
+            return parse_seconds(text, self.name)
         if self.kind is Mapping:
             return self._parse_object(text)
         if self.kind is tuple:
             return (text,)
+        if self.kind is int and (counted := _COUNT.fullmatch(text)):
+            return int(float(counted[1]) * _COUNTS[counted[2]])
         try:
             return self.kind(text)
         except ValueError:
@@ -96,8 +104,9 @@ class Option:
         if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
             raise OptionError(f"{self.name}={value!r}: must be {self._kind_in_words()}.")
         texts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(text, str) and not text.strip() for text in texts):
-            raise OptionError(f"{self.name}={value!r}: must not be empty. Leave it out for the default.")
+        empty = next((text for text in texts if isinstance(text, str) and not text.strip()), None)
+        if empty is not None:
+            raise OptionError(f"{self.name}={empty!r}: must not be empty. Leave it out for the default.")
         if self.choices and value not in self.choices:
             raise OptionError(
                 f"{self.name}={value!r}: must be one of {', '.join(self.choices)}."
@@ -181,3 +190,12 @@ def parse_bytes(text: str, name: str = "size") -> int:
     if match is None or factor is None:
         raise OptionError(f"{name}={text}: must be a size such as 500M, 2GiB or 1073741824.")
     return int(float(match.group(1)) * factor)
+
+
+def parse_seconds(text: str, name: str = "time") -> float:
+    """`50ms`, `2s` or a plain number of seconds."""
+    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*([a-zA-Z]*)\s*", text)
+    factor = _TIMES.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise OptionError(f"{name}={text}: must be a time such as 50ms, 2s or 0.05.")
+    return float(match.group(1)) * factor

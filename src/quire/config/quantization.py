@@ -14,7 +14,7 @@ from quire.errors import ModelError, OptionError, suggestion
 ENTRY_POINT_GROUP = "quire.quantization"
 SCHEMES = ("int8", "int8_weight_only", "int4", "int4_weight_only")
 # Formats that are read as they come (worker/checkpoints). Naming one as the option says nothing new, and is checked.
-FORMATS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "gguf")
+FORMATS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "modelopt", "gguf")
 # Names that other engines have for a format, or for a kernel that reads it.
 _SAME_FORMAT = {
     "gptq_marlin": "gptq",
@@ -22,6 +22,7 @@ _SAME_FORMAT = {
     "gptq_bitblas": "gptq",
     "awq_marlin": "awq",
     "compressed_tensors": "compressed-tensors",
+    "modelopt_fp4": "modelopt",
 }
 # What others call a scheme, or what comes nearest: for suggestions alone.
 _NEAREST = {
@@ -54,21 +55,36 @@ def declared_quantization(hf_config: dict[str, Any]) -> dict[str, Any] | None:
         declared = hf_config.get(key)
         if declared:
             if not isinstance(declared, dict):
-                raise ModelError(f"config.json: {key} must be a JSON object. Take the config.json of the checkpoint.")
+                raise _wrong(key, "a JSON object")
+            _check_groups(key, declared)
             return declared
     return None
 
 
-def resolve_quantization(
-    asked: str | None, hf_config: dict[str, Any], device: str
-) -> tuple[str | None, tuple[object, str]]:
+def _check_groups(key: str, declared: dict[str, Any]) -> None:
+    """Which layers have which format is said in objects of objects."""
+    groups = declared.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise _wrong(f"{key}.config_groups", "an object of objects")
+    for group in groups.values():
+        if not isinstance(group.get("weights") or {}, dict):
+            raise _wrong(f"{key}.config_groups: weights", "an object")
+        if not isinstance(group.get("targets") or [], list):
+            raise _wrong(f"{key}.config_groups: targets", "a list of names")
+    if not isinstance(declared.get("sparsity_config") or {}, dict):
+        raise _wrong(f"{key}.sparsity_config", "an object")
+
+
+def _wrong(name: str, wanted: str) -> ModelError:
+    return ModelError(f"config.json: {name} must be {wanted}. Take the config.json of the checkpoint.")
+
+
+def resolve_quantization(asked: str | None, hf_config: dict[str, Any]) -> tuple[str | None, tuple[object, str]]:
     """The scheme that is applied while loading, and a reason. None: weights stay as the checkpoint has them."""
     stored = format_of(hf_config)
     if asked is None:
         return None, (None, "as stored in the checkpoint" if stored is None else f"the checkpoint comes as {stored}")
     name = asked.lower().replace("-", "_")
-    if device != "cpu" and name in SCHEMES:
-        raise OptionError(f"quantization={asked}: weights are quantised on CPUs only, and device is {device}.")
     if name in SCHEMES:
         return name, (name, "as asked")
     if asked in {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}:

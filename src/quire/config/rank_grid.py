@@ -46,9 +46,13 @@ class RankGrid:
         return (stage * self.context + context) * self.tensor + tensor
 
     @property
+    def firsts_of_stages(self) -> list[int]:
+        return [self.rank_at(stage, 0, 0) for stage in range(self.pipeline)]
+
+    @property
     def first_of_last_stage(self) -> int:
         """The rank whose answer to a step counts."""
-        return self.rank_at(self.pipeline - 1, 0, 0)
+        return self.firsts_of_stages[-1]
 
     def tensor_group(self, rank: int) -> list[int]:
         """Ranks that differ from this one in the tensor coordinate only, itself among them, in its order."""

@@ -5,31 +5,41 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from quire.config.arithmetic import has_experts
-from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, WorkerConfig
-from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_options import EngineOptions
 from quire.config.executor_backend import resolve_executor_backend
+from quire.config.generation_config import NONE, with_recommended
 from quire.config.image_sizes import ImageSizes
 from quire.config.images import resolve_images
 from quire.config.kv_events import resolve_kv_events
-from quire.config.kv_store import TIERED, resolve_kv_connector, shared_key
-from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
+from quire.config.kv_store import resolve_kv_connector, shared_key
+from quire.config.lora import num_slots, resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
+from quire.config.model_names import names_of_model
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
 from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
 from quire.config.rank_grid import RankGrid
 from quire.config.speculation import SpeculationConfig, resolve_speculation
+from quire.config.watermark import Watermark
 from quire.config.weights_fingerprint import weights_fingerprint
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
 _SMALL_MODEL_BYTES = 48 * 2**20
 _DTYPES = ("float32", "bfloat16", "float16")
+# Options of what is kept of a token, and of what comes after it.
+_NOTHING_KEPT = (
+    "kv_cache_dtype", "kv_cache_memory_bytes", "num_gpu_blocks_override", "pinned_prefixes", "swap_space",
+    "swap_directory", "speculative_config", "kv_connector", "kv_store", "long_prefill_token_threshold",
+    "context_parallel_size", "pipeline_parallel_size",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -51,15 +61,17 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     options = EngineOptions(**checked(EngineOptions, values))
     path = locate(options.model, options.revision, load_format=options.load_format)
-    tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer else path
-    facts = ModelFacts.read(path)
+    tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer not in (None, "none") else path
+    facts = with_recommended(ModelFacts.read(path), options.generation_config)
     decided: dict[str, tuple[object, str]] = {}
 
     device, decided["device"] = _device(options)
     dtype, decided["dtype"] = _dtype(options, facts, device)
-    quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config, device)
+    quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config)
     kv_cache_dtype, decided["kv_cache_dtype"] = _kv_cache_dtype(options, dtype)
     length, decided["max_model_len"] = _max_model_len(options, facts)
+    if facts.sees_all:
+        options = _of_encoder(options, length, decided)
     grid = _grid(options)
     backend, decided["distributed_executor_backend"] = resolve_executor_backend(
         options, grid.size, facts.num_weight_bytes
@@ -76,7 +88,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
-    _check_ranks(options, grid, device, speculation)
+    _check_ranks(options, grid, device, connector)
     _check_experts(options, facts)
     _check_replicas(options, device)
     kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
@@ -84,7 +96,6 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
     _check_policy_options(options)
-    name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
     worker = WorkerConfig(
         model_path=str(path),
         device=device,
@@ -114,21 +125,26 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         speculation=speculation,
         kv_connector=connector,
         weights_fingerprint=_fingerprint(options, path, facts, length, speculation) if connector is not None else "",
-        max_loras=options.max_loras if options.enable_lora else 0,
+        max_loras=num_slots(options),
+        max_cpu_loras=max_cpu_loras,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
         encoder_cache_bytes=options.encoder_cache_bytes,
-        largest_image=sizes.largest(length) if sizes else None,
+        enable_prompt_embeds=options.enable_prompt_embeds,
+        watermark=None if options.watermark_config is None else Watermark.of(options.watermark_config),
+        largest_image=sizes.within(images.max_num_encoder_tokens).largest(length) if sizes else None,
     )
+    own_names = names_of_model(options.model, path, facts.hf_config)
     config = EngineConfig(
         facts=facts,
         worker=worker,
-        tokenizer_path=str(tokenizer),
-        served_model_name=name,
+        tokenizer_path=None if options.tokenizer == "none" else str(tokenizer),
+        served_model_names=options.served_model_name or own_names[:1],
+        further_model_names=() if options.served_model_name else own_names[1:],
         chat_template=options.chat_template,
         tool_call_parser=options.tool_call_parser,
         special_tokens_in_messages=options.special_tokens_in_messages,
         reasoning_parser=options.reasoning_parser,
-        use_generation_config=options.generation_config == "auto",
+        use_generation_config=options.generation_config != NONE,
         max_model_len=length,
         may_lower_max_model_len=options.max_model_len is None,
         max_logprobs=options.max_logprobs,
@@ -150,6 +166,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         progress_share=options.progress_share,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         chunk_alignment=options.chunk_alignment,
+        target_inter_token_latency=options.target_inter_token_latency,
         async_scheduling=options.async_scheduling,
         engine_process=options.engine_process,
         check_invariants=options.check_invariants,
@@ -161,7 +178,6 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         speculation=speculation,
         kv_connector=connector,
         prefix_hash_key=shared_key("block names") if shares_blocks else b"",
-        max_cpu_loras=max_cpu_loras,
         lora_modules=lora_modules,
         hooks=options.hooks,
         hook_timeout=options.hook_timeout,
@@ -171,6 +187,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         data_parallel_size=options.data_parallel_size,
         routing_policy=options.routing_policy,
         kv_events=kv_events,
+        role=options.role,
     )
     return config, _reasons(options, decided)
 
@@ -192,6 +209,9 @@ def _device(options: EngineOptions) -> tuple[str, tuple[object, str]]:
     # The driver's device file, so that the front end needs no torch to answer; the worker checks again.
     if Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
         return "cuda", ("cuda", "an NVIDIA driver is here")
+    # An AMD driver alone says little: many processors have such a GPU inside.
+    if Path("/dev/kfd").exists() and "rocm" in version("torch"):
+        return "cuda", ("cuda", "an AMD driver is here, and a torch for it")
     return "cpu", ("cpu", "no GPU is here")
 
 
@@ -229,6 +249,29 @@ def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tupl
             f"Lower max_model_len to {own}, or leave it out."
         )
     return options.max_model_len, (options.max_model_len, "as asked")
+
+
+def _of_encoder(options: EngineOptions, max_model_len: int, decided: dict[str, tuple[object, str]]) -> EngineOptions:
+    """A model whose requests are computed in one step, and of which nothing is kept."""
+    declared = options_of(EngineOptions)
+    for name in _NOTHING_KEPT:
+        if getattr(options, name) != declared[name].default:
+            raise OptionError(
+                f"{name}={getattr(options, name)}: the tokens of this model see each other, so each request is "
+                "computed in one step and nothing of it is kept. Leave it out."
+            )
+    for asked, is_asked in {
+        "model_impl=transformers": options.model_impl == "transformers",
+        "enable_lora": options.enable_lora,
+    }.items():
+        if is_asked:
+            raise OptionError(f"{asked}: encoders have files of their own here, which take no adapters. Leave it out.")
+    budget = options.max_num_batched_tokens
+    if budget == declared["max_num_batched_tokens"].default and budget < max_model_len:
+        budget = max_model_len
+        decided["max_num_batched_tokens"] = (budget, "a request of the model's length, which is one step")
+    decided["enable_prefix_caching"] = (False, "the tokens of a text see each other")
+    return dataclasses.replace(options, enable_prefix_caching=False, max_num_batched_tokens=budget)
 
 
 def _num_threads(options: EngineOptions, facts: ModelFacts, num_ranks: int) -> tuple[int, tuple[object, str]]:
@@ -296,7 +339,7 @@ def _grid(options: EngineOptions) -> RankGrid:
     )
 
 
-def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculation: SpeculationConfig | None) -> None:
+def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, connector: KVConnectorConfig | None) -> None:
     """What several workers cannot share yet."""
     if options.block_size % grid.context:
         raise OptionError(
@@ -311,20 +354,16 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         )
     if grid.size == 1:
         return
-    has_draft_model = speculation is not None and speculation.model_path is not None
     refused = {
         f"device={device}": device != "cpu",
-        "enable_lora and pipeline_parallel_size": options.enable_lora and grid.pipeline > 1,
         # what adapters add is summed up in as many parts as there are workers
         "enable_lora and rank_invariant": options.enable_lora and options.rank_invariant,
         # the parts of a softmax are rounded before they are merged
         "context_parallel_size and rank_invariant": grid.context > 1 and options.rank_invariant,
-        "kv_connector": options.kv_connector is not None,
-        "kv_store": options.kv_store is not None,
+        # others know no parts of blocks
+        f"kv_connector={options.kv_connector}": connector is not None and connector.name != TIERED,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
-        # a draft model would need the tokens of a step on a stage that does not know them yet
-        "pipeline_parallel_size and a model that drafts": grid.pipeline > 1 and has_draft_model,
     }
     for what, is_asked in refused.items():
         if is_asked:

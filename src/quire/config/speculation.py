@@ -16,13 +16,15 @@ from quire.config.model_source import EMBEDDED_DRAFT, embedded_draft_path, locat
 from quire.errors import OptionError, suggestion
 
 OPTION = "speculative_config"
-METHODS = ("ngram", "draft_model", "eagle")
-# vLLM has a name for each generation; the checkpoint says which one it is
-_ALIASES = {"eagle3": "eagle"}
+METHODS = ("ngram", "draft_model", "eagle", "mtp")
+# vLLM has a name for each generation, and for each model that brings a head; the checkpoint says which one it is
+_ALIASES = {"eagle3": "eagle"} | {f"{model}_mtp": "mtp" for model in ("deepseek", "glm4_moe", "qwen3_5", "qwen3_next")}
+# an older way of vLLM's to ask for it
+_NGRAM_AS_MODEL = "[ngram]"
 _KEYS = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
 # How many drafts a row really gets is decided each step by what they bring, so these are only upper bounds. A look-up
 # costs next to nothing and what it finds is often long; each token of a model costs a pass of that model.
-_NUM_TOKENS = {"ngram": 8, "draft_model": 4, "eagle": 4}
+_NUM_TOKENS = {"ngram": 8, "draft_model": 4, "eagle": 4, "mtp": 2}
 _MOST_TOKENS = 64
 _MOST_LOOKUP = 32
 _LOOKUP_MIN = 2
@@ -35,7 +37,7 @@ class SpeculationConfig:
 
     method: str
     num_speculative_tokens: int
-    # the checkpoint of the draft; None for ngram
+    # the checkpoint of the draft; None for ngram, and for a head that is in the model's own
     model_path: str | None = None
     # ngram: how many of the last tokens are looked up, longest first
     prompt_lookup_min: int = _LOOKUP_MIN
@@ -44,13 +46,15 @@ class SpeculationConfig:
     @property
     def lookahead(self) -> int:
         """Slots that a row needs beyond its granted tokens: the drafts of a model have keys and values of their own."""
-        return 0 if self.model_path is None else self.num_speculative_tokens
+        return 0 if self.method == "ngram" else self.num_speculative_tokens
 
 
 def resolve_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig | None, tuple[object, str]]:
     """The configuration, or None where nothing is asked for; beside it the value and the reason for the table."""
     if given is None:
         return None, ("none", "default")
+    if given.get("model") == _NGRAM_AS_MODEL:
+        given = {**given, "model": None, "method": given.get("method") or "ngram"}
     _check_names(given)
     path = _locate_draft(given["model"]) if given.get("model") is not None else None
     method, reason = _method(given, path)
@@ -118,9 +122,14 @@ def _check_model(method: str, given: Mapping[str, Any]) -> None:
             f"{OPTION}: method='ngram', model={model!r}: ngram proposes from the text alone and has no model. "
             "Leave out model, or set method to draft_model."
         )
+    if method == "mtp" and model is not None:
+        raise OptionError(
+            f"{OPTION}: method='mtp', model={model!r}: the head is in the model's own checkpoint. Leave out model, or "
+            "set method to eagle or draft_model."
+        )
     if method == "ngram":
         return
-    if model is None:
+    if model is None and method != "mtp":
         raise OptionError(
             f"{OPTION}: method={method!r}, model=None: a model must propose the tokens. Give its directory or hub name"
             f"; {EMBEDDED_DRAFT!r} drafts for the embedded model."

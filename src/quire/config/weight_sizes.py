@@ -16,6 +16,8 @@ from quire.config.quantization import SCHEMES, declared_quantization, format_of
 from quire.errors import OptionError
 
 _MXFP4 = Form(4, 32, are_floats=True)
+# 4-bit floats in groups of 16 are packed as codes of 8 bits; in float32 they are floats
+_NVFP4 = Form(8, 16)
 
 
 def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> tuple[int, str]:
@@ -95,6 +97,12 @@ def _scheme(name: str, num_inputs: int, *, is_head: bool = False) -> float:
     return scheme_form(name, num_inputs, is_head=is_head).bytes_of_a_weight(num_inputs)
 
 
+def _float4(group: Any, shape: ModelShape, floats: float) -> float:
+    if group == 32:
+        return _MXFP4.bytes_of_a_weight(shape.hidden_size)
+    return min(floats, _NVFP4.bytes_of_a_weight(shape.hidden_size)) if floats < FLOAT_BYTES["float32"] else floats
+
+
 def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float:
     """Bytes a weight of a linear layer in a checkpoint that comes quantised; what must be computed becomes floats."""
     if declared.get("quant_method") in ("gptq", "awq"):
@@ -104,9 +112,14 @@ def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float
         is_symmetric = bool(declared.get("sym", False))
     elif declared.get("quant_method") == "mxfp4":
         return floats  # experts alone are quantised
+    elif declared.get("quant_method") == "modelopt":
+        is_float4 = declared.get("quant_algo") == "NVFP4"
+        return _float4(16, shape, floats) if is_float4 else floats
     else:
         groups = declared.get("config_groups") or {"": {"weights": {"type": "float"}}}
         weights = next(iter(groups.values())).get("weights") or {}
+        if weights.get("type") == "float" and weights.get("num_bits") == 4:
+            return _float4(weights.get("group_size"), shape, floats)
         is_computed = weights.get("type") == "float" or bool(weights.get("actorder") == "group")
         bits = weights.get("num_bits", 8)
         group = weights.get("group_size")

@@ -22,7 +22,13 @@ from quire.lora_request import LoRARequest
 logger = logging.getLogger(__name__)
 NAME_IS_TAKEN = "adapter_exists"
 NOT_FOUND = "adapter_not_found"
-_STATISTICS = ("num_adapters_loaded", "num_adapters_in_slots", "num_adapter_slot_fills_total")
+_STATISTICS = (
+    "num_adapters_loaded",
+    "num_adapters_in_slots",
+    "adapter_bytes",
+    "num_adapter_slot_fills_total",
+    "num_adapter_evictions_total",
+)
 # between two looks at an adapter that is being read beside the steps
 _LOOK_SECONDS = 0.01
 
@@ -47,15 +53,24 @@ class Adapters:
 
     async def furnish(self, engine: EngineCalls, *, is_new: bool) -> None:
         """Brings a fresh engine to where it was, or to where the configuration wants it."""
-        again = [(adapter.name, adapter.path) for adapter in self._by_name.values()]
+        before = self._by_name
+        again = [(adapter.name, adapter.path) for adapter in before.values()]
         self._by_name = {}
-        for name, path in self._config.lora_modules if is_new else again:
-            try:
-                await self.load(engine, name, path)
-            except RequestError as error:
-                if is_new:
-                    raise OptionError(f"lora_modules: {error}") from error
-                logger.error("an adapter is not there any more: %s", error)
+        try:
+            for name, path in self._config.lora_modules if is_new else again:
+                await self._load_at_start(engine, name, path, is_new=is_new)
+        except BaseException:
+            # This engine has died as well, or its start was broken off: the next one is to have all of them.
+            self._by_name = before
+            raise
+
+    async def _load_at_start(self, engine: EngineCalls, name: str, path: str, *, is_new: bool) -> None:
+        try:
+            await self.load(engine, name, path)
+        except RequestError as error:
+            if is_new:
+                raise OptionError(f"lora_modules: {error}") from error
+            logger.error("an adapter is not there any more: %s", error)
 
     async def furnish_replica(self, engine: EngineCalls, serve: Callable[[], Awaitable[Any]]) -> None:
         """Loads into an engine that joins others what those have, under the same numbers, and lets it serve before
@@ -93,14 +108,14 @@ class Adapters:
         run go on with the old one."""
         if (fault := fault_of_name(name)) is not None:
             raise RequestError(fault, param="lora_name")
-        if name == self._config.served_model_name:
+        if self._config.is_own_name(name):
             raise RequestError(f"{name}: is the name of the model. Choose another one.", param="lora_name")
         async with self._lock:
             where = str(Path(path).absolute())
             number = await self._begin(engine, name=name, path=where, in_place=in_place)
             if number is None:
                 raise RequestError(
-                    f"The adapter {name!r} is loaded already, or is being loaded. Unload it first, or give "
+                    f"The adapter {name!r} has already been loaded, or is being loaded. Unload it first, or give "
                     "load_inplace when it is loaded.",
                     param="lora_name",
                     code=NAME_IS_TAKEN,

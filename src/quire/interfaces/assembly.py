@@ -43,6 +43,8 @@ class OutputDelta(msgspec.Struct, gc=False):
     num_cached_tokens: int | None = None
     # why it was no more, as a word of SequenceStart
     first_miss: str = ""
+    # as in TokenDelta
+    share_of_others: float | None = None
     # in the last one: drafts that were verified, and those of them that were right (speculation)
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -56,13 +58,12 @@ class RequestAssembly:
     def __init__(self, prepared: PreparedRequest, renderer: Renderer, first_index: int = 0) -> None:
         """`first_index`: what its first sequence is called outside."""
         self._first_index = first_index
-        request = prepared.request
         sampling = prepared.request.sampling
         self._shows_logprobs = prepared.shows_logprobs
         self._streams: list[TextStream] | None = None
         self._text_of: Callable[[int], str | None] = _no_text
         if sampling.detokenize:
-            before = [*prepared.before, *request.prompt_token_ids]
+            before = [*prepared.before, *prepared.prompt_token_ids]
             self._streams = [renderer.open_stream(before, sampling) for _ in range(sampling.n)]
             if renderer.has_tokenizer:
                 self._text_of = renderer.token_text
@@ -79,6 +80,8 @@ class RequestAssembly:
         if delta.num_cached_tokens is not None:
             new.num_cached_tokens = delta.num_cached_tokens
             new.first_miss = delta.first_miss
+        if delta.share_of_others is not None:
+            new.share_of_others = delta.share_of_others
         if delta.finish_reason is not None:
             self._num_open -= 1
             new.finish_reason = delta.finish_reason
@@ -117,7 +120,7 @@ class RequestAssembly:
         """The chosen token first; if it is among the best ones it appears once."""
         text_of = self._text_of
         return {
-            token_id: Logprob(logprob, rank, text_of(token_id))
+            token_id: Logprob(logprob, rank or None, text_of(token_id))
             for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
         }
 
@@ -129,7 +132,7 @@ class OutputGatherer:
         sampling = prepared.request.sampling
         self._label = label
         self._prompt = prepared.prompt
-        self._prompt_token_ids = prepared.request.prompt_token_ids
+        self._prompt_token_ids = prepared.prompt_token_ids
         self._shows_logprobs = prepared.shows_logprobs
         self._has_sum = sampling.logprobs is not None
         self._has_prompt_logprobs = sampling.prompt_logprobs is not None

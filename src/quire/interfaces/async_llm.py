@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.config.arithmetic import has_experts
+from quire.config.speech_tokens import SpeechTokens
 from quire.engine_client import AsyncEngineClient, items_of
 from quire.errors import EngineError, RequestError
 from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.beams import beam_search_output, check_beams
-from quire.interfaces.embeddings import PreparedEmbedding, embedded
+from quire.interfaces.class_labels import CLASSIFY, EMBED, SCORE, ClassLabels
+from quire.interfaces.embeddings import PreparedEmbedding, classification, embedded, scoring
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.held_engine import HeldEngine
@@ -38,7 +40,16 @@ from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.interfaces.prompts import Prompt, checked_cache_salt, images_of, render, salt_of, text_of
+from quire.interfaces.prompts import (
+    Prompt,
+    are_vectors,
+    checked_cache_salt,
+    images_of,
+    render,
+    salt_of,
+    sound_of,
+    text_of,
+)
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
@@ -46,11 +57,19 @@ from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
-from quire.interfaces.weights import UpdatedWeights, update_weights
+from quire.interfaces.transcription import Transcription, TranscriptionParams
+from quire.interfaces.weights import UpdatedWeights
 from quire.lora_request import LoRARequest
 from quire.messages import EngineReady, EngineRequest, Tenancy
 from quire.observability.recorded import Recording
-from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
+from quire.outputs import (
+    BeamSearchOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+    Transcript,
+)
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
@@ -58,6 +77,7 @@ if TYPE_CHECKING:
     from quire.engine_client.engine_process import EngineProcess
     from quire.engine_client.replica_link import Loss
     from quire.renderer import RenderedPrompt, Renderer
+    from quire.renderer.sounds import Sound
 
 _T = TypeVar("_T")
 # Whole, prepared, or arriving in pieces.
@@ -98,6 +118,7 @@ class AsyncLLM:
         self._defaults = default_sampling_params(config)
         self._held = HeldEngine(config, self._defaults, self.hooks, renderer, client)
         self._labels = Labels()
+        self._class_labels = ClassLabels(config.facts)
         self._text_threads = TextThreads()
         self._images = ImageRendering(config.images)
         self._form_threads = TextThreads(1)  # a form that takes long to check must not hold up texts
@@ -112,6 +133,19 @@ class AsyncLLM:
         """Puts a new engine in the place of this one, which mostly is dead. What is in flight raises EngineDeadError.
         Pinned prefixes are computed again now, sessions with their next turn."""
         return await self._held.restart(self, reason)
+
+    async def sleep(self) -> None:
+        """Weights and KV cache leave memory: the engine ends, and what is in flight raises EngineDeadError."""
+        await self._held.sleep("The engine was put to sleep.")
+
+    async def wake_up(self) -> EngineReady:
+        """Starts it as it was made, from the model's files; what was pinned and loaded comes back as after `restart`.
+        One that cannot start sleeps on."""
+        return await self._held.restart(self, "The engine sleeps.") if self.is_asleep else await self.start()
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._held.is_asleep
 
     async def _started(self) -> EngineParts:
         await self.start()
@@ -368,11 +402,14 @@ class AsyncLLM:
         tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = lambda num_cached_tokens: None,
         lora_request: LoRARequest | Adapter | None = None,
+        task: str = EMBED,
     ) -> EmbeddingRequestOutput:
-        """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
+        """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request. `task`: classify
+        or score, for the numbers that a head of labels has for it."""
         asked = await self.prepare_embedding(
             prompt,
             pooling_params,
+            task=task,
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
@@ -391,14 +428,45 @@ class AsyncLLM:
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
         lora_request: LoRARequest | Adapter | None = None,
+        task: str = EMBED,
     ) -> PreparedEmbedding:
         """Tokenises and checks a request for a vector without starting it."""
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
         adapter = await parts.adapters.number_of(self, lora_request)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        whose["adapter"] = adapter
-        return parts.embeddings.prepare(*rendered, pooling_params, **whose)
+        whose |= {"adapter": adapter, "second_start": getattr(prompt, "second_start", 0)}
+        return parts.embeddings.prepare(*rendered, pooling_params, task, **whose)
+
+    @property
+    def class_labels(self) -> ClassLabels:
+        """What the model says of whole texts."""
+        return self._class_labels
+
+    async def classify(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> ClassificationRequestOutput:
+        """The probabilities of labels of a prompt."""
+        return classification(await self.embed(prompt, pooling_params, request_id, task=CLASSIFY))
+
+    async def score(
+        self, text_1: str, text_2: str, pooling_params: PoolingParams | None = None
+    ) -> ScoringRequestOutput:
+        """How well two texts go together: what a model says that reads both, or the cosine of their vectors."""
+        self.class_labels.check(SCORE)
+        if self.class_labels.scores_pairs:
+            pair = await self.render_pair(text_1, text_2)
+            return scoring([await self.embed(pair, pooling_params, task=SCORE)])
+        vectors = await asyncio.gather(*(self.embed(text, pooling_params) for text in (text_1, text_2)))
+        return scoring(vectors)
+
+    async def render_pair(self, first: str, second: str) -> RenderedPrompt:
+        """`Renderer.render_pair` beside the event loop."""
+        render = partial(self.renderer.render_pair, first, second, max_tokens=self.ready.max_model_len)
+        return await self._text_threads.call(render)
 
     async def run_jobs(self, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:
         """Prepared requests, run together to their ends; `on_end` hears of each. One that fails does not end others."""
@@ -454,6 +522,31 @@ class AsyncLLM:
         sources = self.renderer.image_sources(chat)
         return await (self._images.call(render, sources) if sources else self._text_threads.call(render))
 
+    async def hear(self, sound: Any, where: str = "sound", rendering: ImageRendering | None = None) -> Sound:
+        """What the model would hear of a sound, of which errors speak as `where`: encoded bytes, samples at 16 kHz, or
+        (samples, samples a second). Decoded beside the event loop, one at a time."""
+        await self.start()
+        sounds = self.renderer.sounds
+        if sounds is None:
+            raise RequestError(
+                f"model: {self.config.served_model_name} does not listen. Take a model that does, such as Whisper.",
+                param="model",
+            )
+        return await (rendering or self._images).call(partial(sounds.hear, sound, where), [])
+
+    def open_transcription(self, sound: Sound, params: TranscriptionParams) -> Transcription:
+        """Its windows, for whoever runs the requests; RequestError for what the model cannot do."""
+        tokens = SpeechTokens.read(self.config.facts)
+        assert tokens is not None
+        return Transcription(self.renderer, tokens, sound, params, self.ready.max_model_len)
+
+    async def transcribe(self, sound: Any, params: TranscriptionParams | None = None) -> Transcript:
+        """A sound of any length as text; see LLM.transcribe."""
+        transcription = self.open_transcription(await self.hear(sound), params or TranscriptionParams())
+        async for _ in transcription.parts(self.stream):
+            pass
+        return transcription.transcript
+
     async def in_text_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """Renders or tokenises while the event loop goes on."""
         return await self._text_threads.call(function, *args)
@@ -466,8 +559,12 @@ class AsyncLLM:
 
     async def update_weights(self, weights: Mapping[str, Any] | str | Path) -> UpdatedWeights:
         """Other weights while requests go on; see LLM.update_weights."""
-        await self.start()
-        return await update_weights(self, weights)
+        return await (await self._started()).weights.update(self, weights)
+
+    @property
+    def weights_version(self) -> str:
+        """Of what update_weights has brought; "" for the checkpoint's weights, also after a restart."""
+        return self._held.parts.weights.version if self._held.parts is not None else ""
 
     async def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""
@@ -486,6 +583,11 @@ class AsyncLLM:
         # the worker answers between two steps: it is asked only where it has something to say
         experts = await self.control("worker.expert_tokens") if has_experts(self.config.facts.hf_config) else {}
         return {**core, **grammars, **adapters, **experts, **self.client_statistics()}
+
+    @property
+    def num_image_bytes(self) -> int:
+        """Of the images of all requests in flight."""
+        return self._held.client.num_image_bytes if self._held.client is not None else 0
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""
@@ -516,8 +618,11 @@ class AsyncLLM:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
-        if sources := self.renderer.image_sources("", images_of(prompt)):
+        sources = self.renderer.image_sources("", images_of(prompt))
+        if sources or sound_of(prompt) is not None:
             return await self._images.call(partial(render, prompt, self.renderer, length), sources)
+        if are_vectors(prompt):
+            return await self._images.call(partial(render, prompt, self.renderer, length), ())
         if text is not None and len(text) > LONG_TEXT:
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)

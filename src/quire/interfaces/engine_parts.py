@@ -17,6 +17,7 @@ from quire.interfaces.pinned_prefixes import PinnedPrefixes
 from quire.interfaces.session import Sessions
 from quire.interfaces.setup import limits_of, request_maker
 from quire.interfaces.structured_outputs import StructuredOutputs
+from quire.interfaces.weights import WeightUpdates
 from quire.messages import EngineReady
 from quire.sampling_params import SamplingParams
 
@@ -33,6 +34,7 @@ class EngineParts:
         self.structured = StructuredOutputs(renderer, self.maker.limits.vocab_size)
         self.prefixes = PinnedPrefixes(config, self.maker, renderer)
         self.adapters = Adapters(config)
+        self.weights = WeightUpdates()
         self.sessions = Sessions(self.maker, renderer, defaults, self.structured, self.adapters)
         self.embeddings = Embeddings(config, self.maker)
 
@@ -45,6 +47,7 @@ class EngineParts:
 
     async def furnish(self, engine: EngineCalls) -> None:
         """Brings a fresh engine to where it was, or to where the configuration wants it."""
+        await self.weights.bring_back(engine)
         await self.adapters.furnish(engine, is_new=self._is_new)
         if not self._is_new:
             await self.prefixes.pin_again(engine)
@@ -59,8 +62,9 @@ class EngineParts:
     async def furnish_replica(self, engine: EngineCalls, number: int) -> None:
         """Brings a fresh replica to where the others are, and lets it serve."""
         one = OfReplica(engine, number)
-        await self.structured.tell_again(one)
-        await self.adapters.furnish_replica(one, partial(control, engine, "replicas.serve", number=number))
+        async with self.weights.bringing_replica(one):
+            await self.structured.tell_again(one)
+            await self.adapters.furnish_replica(one, partial(control, engine, "replicas.serve", number=number))
         await self.prefixes.pin_again(engine)
 
     def close(self) -> None:

@@ -62,6 +62,8 @@ class HeldEngine:
         # while there is an engine that has started
         self.ready: EngineReady | None = None
         self.is_shut_down = False
+        # it was ended by who uses it, to be started again by them
+        self.is_asleep = False
         # its end was seen, and no other one serves yet
         self._is_being_replaced = False
         self._losses: list[Loss] = []
@@ -72,7 +74,7 @@ class HeldEngine:
     def running(self) -> AsyncEngineClient:
         """The client, for a request that was prepared; its engine may be gone since."""
         if self.client is None:
-            raise _gone()
+            raise self._absent()
         return self.client
 
     async def start(self, calls: AskedEngine) -> EngineReady:
@@ -82,24 +84,34 @@ class HeldEngine:
         async with self._lock:
             if self.ready is not None:
                 return self.ready
-            if self._is_being_replaced:
-                raise _gone()
+            if self._is_being_replaced or self.is_asleep:
+                raise self._absent()
             return await self._start(calls)
 
     async def restart(self, calls: AskedEngine, reason: str) -> EngineReady:
         """Ends what is there, and starts anew. May be called again after it has failed."""
         async with self._lock:
             self._is_being_replaced = True
-            client = self.client
-            self.client = None
-            self.ready = None
-            self._losses = []
-            if client is not None:
-                client.kill(reason)
-                await asyncio.to_thread(client.close)
+            await self._end(reason)
             ready = await self._start(calls)
             self._is_being_replaced = False
+            self.is_asleep = False
             return ready
+
+    async def sleep(self, reason: str) -> None:
+        """Ends what is there until `restart`; nothing else starts another one."""
+        async with self._lock:
+            self.is_asleep = True
+            await self._end(reason)
+
+    async def _end(self, reason: str) -> None:
+        client = self.client
+        self.client = None
+        self.ready = None
+        self._losses = []
+        if client is not None:
+            client.kill(reason)
+            await asyncio.to_thread(client.close)
 
     def take_losses(self) -> list[Loss]:
         losses = self._losses
@@ -143,6 +155,11 @@ class HeldEngine:
             raise
         return self.ready
 
+    def _absent(self) -> EngineDeadError:
+        if self.is_asleep:
+            return EngineDeadError("The engine sleeps. Call wake_up first.")
+        return EngineDeadError("The engine is gone, and another one has not started yet.")
+
     async def _open_hooks(self, calls: AskedEngine) -> None:
         """Once, beside the event loop: they may load what they need, and ask the engine."""
         if self._hooks and not self._are_hooks_open:
@@ -168,7 +185,3 @@ class HeldEngine:
         if self.client.is_in_process and self.config.worker.grid.size == 1:
             self.parts.maker.limits = replace(self.parts.maker.limits, is_here=True)
         return ready
-
-
-def _gone() -> EngineDeadError:
-    return EngineDeadError("The engine is gone, and another one has not started yet.")

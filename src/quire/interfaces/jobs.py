@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from quire.engine_client import AsyncEngineClient, RequestStream, TokenDelta
-from quire.interfaces.assembly import OutputGatherer, RequestAssembly
+from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.messages import EngineRequest
-from quire.outputs import RequestOutput
+from quire.outputs import RequestOutput, RequestStateStats
 from quire.renderer import Renderer
 
 logger = logging.getLogger(__name__)
@@ -45,31 +46,45 @@ class Job(Protocol[_T_co]):
 class TextJob:
     """One prompt on its way to its texts. They are made at the end, unless a stop string must be looked for."""
 
-    def __init__(self, prepared: PreparedRequest, renderer: Renderer) -> None:
+    def __init__(self, prepared: PreparedRequest, renderer: Renderer, *, is_timed: bool = False) -> None:
         self.request = prepared.request
-        self.needs_each_token = bool(prepared.request.sampling.stop)
+        self.needs_each_token = bool(prepared.request.sampling.stop) or is_timed
         self.num_output_tokens = 0
         self._assembly = RequestAssembly(prepared, renderer)
         self._gatherer = OutputGatherer(str(prepared.request.request_id), prepared)
         self._has_failed = False
+        self._times = RequestStateStats(time.monotonic()) if is_timed else None
 
     @property
     def is_finished(self) -> bool:
         return self._assembly.is_finished
 
     def output(self) -> RequestOutput:
-        return self._gatherer.gathered()
+        output = self._gatherer.gathered()
+        output.metrics = self._times
+        return output
 
     def push(self, delta: TokenDelta) -> bool:
         """True: a stop string was met, and the core must drop this sequence."""
         new = self._assembly.push(delta)
         self._gatherer.add(new)
         self.num_output_tokens += len(new.token_ids)
+        if self._times is not None:
+            self._stamp(self._times, new)
         if new.finish_reason == "error" and not self._has_failed:
             # one line a request: its sequences mostly fail together
             self._has_failed = True
             logger.warning("request %d failed: %s", self.request.request_id, new.stop_reason)
         return new.ends_early
+
+    def _stamp(self, times: RequestStateStats, new: OutputDelta) -> None:
+        now = time.monotonic()
+        if new.num_cached_tokens is not None and not times.scheduled_ts:
+            times.scheduled_ts = now
+        if new.token_ids:
+            times.first_token_ts = times.first_token_ts or now
+            times.last_token_ts = now
+            times.num_generation_tokens = self.num_output_tokens
 
 
 async def run_jobs(client: AsyncEngineClient, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:

@@ -9,6 +9,8 @@ The core has a thread of this process, or with engine_process=True a process. An
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import queue
 import weakref
@@ -19,15 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
+from quire.config.speech_tokens import TRANSCRIBE
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import RequestError
 from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.beams import beam_search_output, check_beams
-from quire.interfaces.embeddings import EmbeddingJob
+from quire.interfaces.class_labels import CLASSIFY, EMBED, SCORE, checked_task, paired
+from quire.interfaces.embeddings import EmbeddingJob, classification, pooled, scoring
 from quire.interfaces.hooks.guarded_client import open_client
 from quire.interfaces.hooks.judging import Hooks
 from quire.interfaces.hooks.loading import hooks_of, names_among
@@ -39,10 +45,20 @@ from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, each_of
 from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured
+from quire.interfaces.tokenizer import tokenizer_of
+from quire.interfaces.transcription import TranscriptionParams
 from quire.interfaces.weights import UpdatedWeights
 from quire.lora_request import LoRARequest
 from quire.observability.recorded import Recording
-from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
+from quire.outputs import (
+    BeamSearchOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+    Transcript,
+)
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
@@ -56,13 +72,20 @@ _T = TypeVar("_T")
 class LLM:
     """An engine for batches. Keywords are the engine's options (docs/options.md)."""
 
+    # outputs tell when their parts were over
+    _is_timed = False
+
     def __init__(self, model: str = EMBEDDED, *, hooks: Sequence[str | Hook] = (), **options: Any) -> None:
         """`hooks`: objects or names of what looks at requests and answers before anybody else (docs/hooks.md)."""
         config = configured({"model": model, "hooks": names_among(hooks), **options})
+        # of its own only where that is asked for, also after a sleep
+        config = dataclasses.replace(config, engine_process=bool(config.engine_process))
         # The renderer first: a broken tokenizer shows before minutes of loading.
         from quire.renderer import Renderer
 
-        renderer = Renderer.from_config(config)
+        self._open(config, Renderer.from_config(config), hooks)
+
+    def _open(self, config: EngineConfig, renderer: Renderer, hooks: Sequence[str | Hook]) -> None:
         made = hooks_of(config, hooks)
         link = open_link(config, in_own_process=bool(config.engine_process))
         self._start(config, renderer, open_client(link, made), made)
@@ -82,6 +105,8 @@ class LLM:
     ) -> None:
         self.config = config
         self.renderer = renderer
+        # made when somebody asks for it
+        self._tokenizer: Any = None
         self._engine = AsyncLLM.from_config(config, renderer=renderer, client=client, hooks=hooks)
         self._thread = LoopThread()
         # also of an object that nobody uses any more, and at the end of the interpreter
@@ -137,7 +162,9 @@ class LLM:
         sampling_params: GenerationParams | Sequence[GenerationParams] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
@@ -145,10 +172,13 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or to several: lists of {"role": ..., "content": ...}. Only requests of the same
-        cache_salt share the prefix cache."""
+        cache_salt share the prefix cache. `chat_template`: a file or a text, instead of the model's;
+        `continue_final_message`: the last message goes on, with add_generation_prompt=False."""
         options: dict[str, Any] = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
             "template_kwargs": chat_template_kwargs,
             "max_tokens": self._engine.ready.max_model_len,
         }
@@ -157,6 +187,34 @@ class LLM:
         ]
         each = each_of(sampling_params, len(rendered), "sampling_params")
         return self._generate(rendered, each, priority, use_tqdm, cache_salt=cache_salt, lora_request=lora_request)
+
+    def transcribe(
+        self,
+        sounds: Any,
+        *,
+        language: str | None = None,
+        task: str = TRANSCRIBE,
+        prompt: str = "",
+        temperature: float = 0.0,
+        seed: int | None = None,
+        timestamps: bool = False,
+    ) -> list[Transcript]:
+        """What is said in a sound, or in each of a list: encoded bytes, samples at 16 kHz, or (samples, samples a
+        second), of up to half an hour. `language`: its code; by default it is found out. `task`: transcribe, or
+        translate into English. `prompt`: a text that would stand before. `timestamps`: pieces with their times."""
+        params = TranscriptionParams(
+            language=language, task=task, prompt=prompt, temperature=temperature, seed=seed, timestamps=timestamps
+        )
+        return self._run(self._transcribed(sounds if isinstance(sounds, list) else [sounds], params))
+
+    async def _transcribed(self, sounds: list[Any], params: TranscriptionParams) -> list[Transcript]:
+        tasks = [asyncio.ensure_future(self._engine.transcribe(sound, params)) for sound in sounds]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            # the first that fails ends the others
+            for task in tasks:
+                task.cancel()
 
     def embed(
         self,
@@ -168,18 +226,91 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """A vector a prompt, in the order of the prompts. A bad prompt raises before anything is started, one that
         fails while it runs when all others are done."""
-        given = as_list(prompts)
-        each = each_of(pooling_params, len(given), "pooling_params")
-        adapters = each_of(lora_request, len(given), "lora_request")
-        return self._run_jobs(self._embedding_jobs(given, each, adapters), use_tqdm)
+        return self._pool(as_list(prompts), pooling_params, EMBED, use_tqdm, lora_request)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of labels for each prompt, of a model that has a head of labels."""
+        outputs = self._pool(as_list(prompts), pooling_params, CLASSIFY, use_tqdm, lora_request)
+        return [classification(output) for output in outputs]
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What the head of labels says of each prompt, as it stands: of a reward model the reward."""
+        params = msgspec.structs.replace(pooling_params or PoolingParams(), use_activation=False)
+        return [pooled(one) for one in self._pool(as_list(prompts), params, CLASSIFY, use_tqdm, lora_request)]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The numbers of each prompt: a vector (embed) or probabilities (classify), by default what the model is
+        for."""
+        task = checked_task(pooling_task, self._engine.class_labels)
+        outputs = self._pool(as_list(prompts), pooling_params, task, use_tqdm, lora_request)
+        return [pooled(output) for output in outputs]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with each of several, or pair by pair. A reranker reads both at once; of
+        other models it is the cosine of two vectors."""
+        labels = self._engine.class_labels
+        labels.check(SCORE)
+        first, second = ([one] if isinstance(one, str) else list(one) for one in (data_1, data_2))
+        pairs = paired(first, second)
+        if labels.scores_pairs:
+            # the engine reads what it renders: a pair is a prompt that was rendered before
+            prompts = [self._run(self._engine.render_pair(*pair)) for pair in pairs]
+            return [scoring([one]) for one in self._pool(prompts, pooling_params, SCORE, use_tqdm, lora_request)]
+        vectors = self._pool([*first, *second], pooling_params, EMBED, use_tqdm, lora_request)
+        return [scoring(pair) for pair in paired(vectors[: len(first)], vectors[len(first) :])]
+
+    def _pool(
+        self,
+        prompts: Sequence[Any],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        task: str,
+        use_tqdm: UseTqdm,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+    ) -> list[EmbeddingRequestOutput]:
+        each = each_of(pooling_params, len(prompts), "pooling_params")
+        adapters = each_of(lora_request, len(prompts), "lora_request")
+        return self._run_jobs(self._embedding_jobs(prompts, each, adapters, task), use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the model's recommendation."""
         return self._engine.get_default_sampling_params()
 
-    def get_tokenizer(self) -> Renderer:
-        """Tokenizer and chat template of the model: encode, decode, render_prompt."""
-        return self.renderer
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer: that of Transformers where it is installed, else ours with encode, decode, get_vocab,
+        apply_chat_template and the special tokens by the same names. What the engine itself uses is `renderer`."""
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_of(self.config, self.renderer)
+        return self._tokenizer
 
     # ------------------------------------------------------------------------------------------ keeping
 
@@ -288,7 +419,7 @@ class LLM:
                 prepared = await self._engine.prepare(
                     prompt, params, priority=priority, cache_salt=cache_salt, lora_request=adapter
                 )
-                jobs.append(TextJob(prepared, self.renderer))
+                jobs.append(TextJob(prepared, self.renderer, is_timed=self._is_timed))
         return jobs
 
     async def _embedding_jobs(
@@ -296,11 +427,12 @@ class LLM:
         prompts: Sequence[Any],
         each: Sequence[PoolingParams | None],
         adapters: Sequence[LoRARequest | None],
+        task: str,
     ) -> list[EmbeddingJob]:
         jobs: list[EmbeddingJob] = []
         for prompt, params, adapter in zip(prompts, each, adapters, strict=True):
             with _numbered(len(jobs)):
-                prepared = await self._engine.prepare_embedding(prompt, params, lora_request=adapter)
+                prepared = await self._engine.prepare_embedding(prompt, params, lora_request=adapter, task=task)
                 jobs.append(EmbeddingJob(prepared))
         return jobs
 
@@ -346,11 +478,12 @@ class Session:
     def generate(
         self,
         prompt: Prompt | RenderedPrompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         *,
         lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
-        """One turn: the prompt is appended to what is kept, and so is the output. A failed turn changes nothing."""
+        """One turn: the prompt is appended to what is kept, and so is the output, or the first of several. A failed
+        turn changes nothing."""
         return self._llm._run(self._session.generate(prompt, sampling_params, lora_request=lora_request))
 
     def fork(self, name: str | None = None) -> Session:

@@ -30,6 +30,10 @@ class LoopThread:
     def is_closed(self) -> bool:
         return self._loop.is_closed()
 
+    def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Work that goes on by itself."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def run(self, work: Coroutine[Any, Any, _T], news: News | None = None) -> _T:
         """The work's result, or what it raises."""
         if news is None:

@@ -13,7 +13,8 @@ from quire.renderer.image_parts import NOTHING_FETCHED
 if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
 
-# a text, {"prompt": text}, {"prompt_token_ids": ids}, or the ids themselves; a mapping may also hold "cache_salt"
+# a text, {"prompt": text}, {"prompt_token_ids": ids}, {"prompt_embeds": vectors}, or ids themselves; a mapping may also
+# hold "cache_salt"
 Prompt: TypeAlias = "str | Mapping[str, Any] | Sequence[int]"
 _FORMS = 'a text, {"prompt": text}, {"prompt_token_ids": [ids]} or a list of token ids'
 _CHAT_HINT = " Messages of a chat are rendered first: render_prompt(messages) of the renderer; or call LLM.chat."
@@ -21,7 +22,8 @@ _LIST_HINT = " Several prompts are a list: list(prompts)."
 _ITERATOR_HINT = (
     " A prompt that arrives in pieces is an asynchronous iterator, and given to AsyncLLM's generate, stream or receive."
 )
-_KEYS = ("prompt", "prompt_token_ids")
+_VECTORS = "prompt_embeds"
+_KEYS = ("prompt", "prompt_token_ids", _VECTORS)
 _SALT = "cache_salt"
 _MEDIA = "multi_modal_data"
 _T = TypeVar("_T")
@@ -47,13 +49,17 @@ def render(
     text = text_of(prompt)
     if text is not None:
         rendered: RenderedPrompt = renderer.render_prompt(
-            text, max_tokens=max_tokens, images=images_of(prompt), fetched=fetched
+            text, max_tokens=max_tokens, images=images_of(prompt), fetched=fetched, sound=sound_of(prompt)
         )
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
+        if _VECTORS in prompt:
+            rendered = renderer.render_vectors(prompt[_VECTORS], max_tokens)
+            return None, rendered.token_ids, rendered.media
         if "prompt_token_ids" in prompt:
-            rendered = renderer.render_tokens(_ids(prompt["prompt_token_ids"]), images_of(prompt), max_tokens, fetched)
+            ids = _ids(prompt["prompt_token_ids"])
+            rendered = renderer.render_tokens(ids, images_of(prompt), max_tokens, fetched, sound_of(prompt))
             return None, rendered.token_ids, rendered.media
     elif hasattr(prompt, "token_ids"):
         return prompt.text, prompt.token_ids, prompt.media
@@ -64,19 +70,39 @@ def render(
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
 
 
+def are_vectors(prompt: object) -> bool:
+    """To be checked beside the event loop."""
+    return isinstance(prompt, Mapping) and _VECTORS in prompt
+
+
 def images_of(prompt: object) -> list[Any]:
     """{"multi_modal_data": {"image": one or a list}}, in the order of their placeholders."""
-    data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
-    if data is None:
-        return []
-    if not isinstance(data, Mapping) or any(key != "image" for key in data):
-        raise RequestError(
-            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}}; nothing else is read.', param=_MEDIA
-        )
-    images = data.get("image")
+    images = _media_of(prompt).get("image")
     if images is None:
         return []
     return list(images) if isinstance(images, list | tuple) else [images]
+
+
+def sound_of(prompt: object) -> Any:
+    """{"multi_modal_data": {"audio": one}}, which stands before the text; None: there is none."""
+    sound = _media_of(prompt).get("audio")
+    if isinstance(sound, list) and len(sound) == 1:
+        sound = sound[0]
+    if isinstance(sound, list):
+        raise RequestError(f"{_MEDIA}: audio={len(sound)} sounds; a prompt has one.", param=_MEDIA)
+    return sound
+
+
+def _media_of(prompt: object) -> Mapping[str, Any]:
+    data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping) or any(key not in ("image", "audio") for key in data):
+        raise RequestError(
+            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}} or {{"audio": SOUND}}; nothing else is read.',
+            param=_MEDIA,
+        )
+    return data
 
 
 def salt_of(prompt: object, asked: str | None = None) -> Any:
@@ -113,10 +139,10 @@ def check_unsalted(prompt: object, why: str) -> None:
 
 def check_no_media(media: list[Any], what: str) -> None:
     """For prompts that are named by their tokens alone."""
-    if media:
-        raise RequestError(
-            f"{_MEDIA}: {what} takes text only. Leave the images out, or ask with generate.", param=_MEDIA
-        )
+    if not media:
+        return
+    name, things = (_VECTORS, "vectors") if media[0].is_vectors else (_MEDIA, "images")
+    raise RequestError(f"{name}: {what} takes text only. Leave the {things} out, or ask with generate.", param=name)
 
 
 def as_list(prompts: object) -> list[object]:
@@ -166,8 +192,11 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
                 f"prompt: {key!r} is not supported, only {', '.join(known[:-1])} and {known[-1]} are.{hint}",
                 param="prompt",
             )
-    if all(key in prompt for key in _KEYS):
-        raise RequestError(f"prompt: both {' and '.join(_KEYS)} are given. Give one of them.", param="prompt")
+    given = [key for key in _KEYS if key in prompt]
+    if len(given) > 1:
+        raise RequestError(f"prompt: both {' and '.join(given)} are given. Give one of them.", param="prompt")
+    if _VECTORS in prompt and prompt.get(_MEDIA) is not None:
+        raise RequestError(f"{_MEDIA}: not with {_VECTORS}, which are all of the prompt. Leave one out.", param=_MEDIA)
 
 
 def _short(value: object) -> str:

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
 
 # What one request may cost before it runs: most entries of a field.
-MOST_ENTRIES = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024}
+MOST_ENTRIES = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024, "logprob_token_ids": 128}
 _MOST_CHARACTERS = 1024
 _MOST_PRIORITY = 2**31 - 1
 # What a step of one beam search looks through, all beams together: 128 beams with 384 tokens that end them.
 _MOST_CANDIDATES = 2**16
+# Log-probabilities of a request that wants more than so many at a position: each takes some hundred bytes on its way,
+# and those of a prompt are in the worker's memory together.
+_FEW_LOGPROBS = 1024
+_MOST_LOGPROBS = 2**24
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 
@@ -46,6 +50,10 @@ class Limits:
     max_num_seqs: int
     # False: the model makes vectors only
     has_head: bool = True
+    # every prompt begins with a sound
+    listens: bool = False
+    # sampled text has one, unless a request says otherwise
+    has_watermark: bool = False
     # the engine core and its one worker are in this process
     is_here: bool = False
 
@@ -67,6 +75,7 @@ class Asked:
     eos_token_ids: list[int] = field(default_factory=list)
     # how the prompt becomes a vector; no output follows then
     pooling: str = ""
+    label_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,13 @@ class PreparedRequest:
     before: list[int] = field(default_factory=list)
     # not so only for one that ended while its prompt was still arriving
     is_whole: bool = True
+    # the end of the request's tokens is no prompt, but output that was sampled elsewhere: its first outputs
+    given: TokenDelta | None = None
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        tokens = self.request.prompt_token_ids
+        return tokens if self.given is None else tokens[: -len(self.given.token_ids)]
 
     def label(self, asked: str | None) -> str:
         """What its outputs are called, and what ends it by name."""
@@ -103,21 +119,51 @@ class PreparedRequest:
                 "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
                 param="prompt",
             )
-        return client.open(self.request)
+        stream = client.open(self.request)
+        return stream if self.given is None else GivenFirst(self.given, stream)
+
+
+class GivenFirst:
+    """The tokens of a request behind those that are there before it begins, as a Stream."""
+
+    def __init__(self, given: TokenDelta, rest: Stream[TokenDelta]) -> None:
+        self._given = [given]
+        self._rest = rest
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._rest.tell(reader)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._given) or self._rest.has_news
+
+    @property
+    def is_done(self) -> bool:
+        return not self._given and self._rest.is_done
+
+    def take(self) -> Iterable[TokenDelta]:
+        given, self._given = self._given, []
+        return given or self._rest.take()
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
 
 
 def _check_head(asked: Asked, limits: Limits) -> None:
     if not limits.has_head and not asked.pooling:
         raise RequestError(
-            "This model is a backbone without a head: it makes vectors of texts and no texts. Ask for embeddings, or "
-            "start the engine with a checkpoint that has a head.",
+            "This model generates no text: it makes vectors of texts, or tells labels of them. Ask for embeddings, "
+            "classify, score or rerank, or start the engine with a checkpoint that has a head of tokens.",
             param="model",
         )
 
 
 def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
     if not asked.prompt_token_ids and not asked.num_kept_tokens:
-        raise RequestError("prompt: it has no tokens. Give at least one, for example a space.", param="prompt")
+        raise RequestError(
+            "prompt: the decoder prompt cannot be empty, and it has no tokens. Give at least one, such as a space.",
+            param="prompt",
+        )
 
 
 def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
@@ -128,7 +174,7 @@ def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
     for position, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < limits.vocab_size:
             raise RequestError(
-                f"prompt_token_ids[{position}]={token!r}: must be a whole number between 0 and "
+                f"prompt_token_ids[{position}]={token!r}: out of vocabulary, must be a whole number between 0 and "
                 f"{limits.vocab_size - 1}, the last token of this model.",
                 param="prompt",
             )
@@ -161,7 +207,9 @@ def _check_context_length(asked: Asked, limits: Limits) -> None:
 def _check_logprobs(asked: Asked, limits: Limits) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(asked.sampling, name)
-        if count is not None and count > limits.max_logprobs:
+        if limits.max_logprobs == -1 or count is None:
+            continue
+        if (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
             raise RequestError(
                 f"{name}={count}: at most {limits.max_logprobs} are allowed here. The engine's option max_logprobs "
                 "raises the limit.",
@@ -175,6 +223,7 @@ def _check_sampling_ids(asked: Asked, limits: Limits) -> None:
         ("stop_token_ids", sampling.stop_token_ids),
         ("allowed_token_ids", sampling.allowed_token_ids),
         ("logit_bias", sampling.logit_bias),
+        ("logprob_token_ids", sampling.logprob_token_ids),
     ):
         for token in (min(ids), max(ids)) if ids else ():
             if not 0 <= token < limits.vocab_size:
@@ -240,13 +289,72 @@ def _check_processors(asked: Asked, limits: Limits) -> None:
         check_known(asked.sampling.logits_processors, takes_functions=limits.is_here)
 
 
+def _check_watermarking(asked: Asked, limits: Limits) -> None:
+    if asked.sampling.watermarking and not limits.has_watermark:
+        raise RequestError(
+            "watermarking: this engine has no watermark. Start it with watermark_config, or leave it out.",
+            param="watermarking",
+        )
+
+
 def _check_media(asked: Asked, limits: Limits) -> None:
-    if asked.media and (asked.num_kept_tokens or asked.pooling):
+    if limits.listens:
+        _check_sound(asked)
+    elif asked.media and asked.media[0].is_vectors:
+        _check_vectors(asked)
+    elif asked.media and (asked.num_kept_tokens or asked.pooling):
         raise RequestError(
             f"multi_modal_data: {len(asked.media)} images in a session or for an embedding, which take text only. "
             "Leave them out.",
             param="multi_modal_data",
         )
+
+
+def _check_sound(asked: Asked) -> None:
+    if not asked.media:
+        raise RequestError(
+            "prompt: this model writes down what it hears, and there is nothing to hear. Use /v1/audio/transcriptions, "
+            'LLM.transcribe or {"prompt": ..., "multi_modal_data": {"audio": ...}}.',
+            param="prompt",
+        )
+    if asked.num_kept_tokens or asked.pooling:
+        raise RequestError(
+            "multi_modal_data: a sound in a session or for an embedding, which take text only. Send it as a prompt.",
+            param="multi_modal_data",
+        )
+    if asked.sampling.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs: not compatible with a sound, which begins the prompt and is no tokens that had a "
+            "probability. Leave it out; logprobs gives those of the output.",
+            param="prompt_logprobs",
+        )
+
+
+def _check_vectors(asked: Asked) -> None:
+    reason = None
+    if asked.num_kept_tokens or asked.pooling:
+        reason = "prompt_embeds: not in a session or for an embedding, which take text only. Send text or tokens."
+    elif asked.sampling.prompt_logprobs is not None:
+        reason = (
+            "prompt_logprobs: not compatible with prompt_embeds, which are no tokens that had a probability. Leave one "
+            "of them out."
+        )
+    elif asked.sampling.repetition_penalty != 1.0:
+        reason = (
+            f"repetition_penalty={asked.sampling.repetition_penalty}: not compatible with prompt_embeds, of which "
+            "nothing can be repeated. Set it to 1, or take presence_penalty, which looks at the answer alone."
+        )
+    if reason is not None:
+        raise RequestError(reason, param=reason.partition("=")[0].partition(":")[0])
+
+
+def _check_label_tokens(asked: Asked, limits: Limits) -> None:
+    for token in asked.label_token_ids:
+        if not 0 <= token < limits.vocab_size:
+            raise RequestError(
+                f"This model's files compare texts by token {token}, which is not among its {limits.vocab_size}.",
+                param="model",
+            )
 
 
 CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
@@ -262,7 +370,9 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_sizes,
     _check_sampling_ids,
     _check_processors,
+    _check_watermarking,
     _check_candidates,
+    _check_label_tokens,
 )
 
 
@@ -271,6 +381,26 @@ _PIECE_CHECKS = (_check_prompt_ids, _check_context_length)
 _OPEN_CHECKS = tuple(check for check in CHECKS if check not in (*_PIECE_CHECKS, _check_prompt_not_empty))
 # Numbers of requests that are sent once more: far from the others, so that seeds do not depend on how a prompt arrived.
 _FIRST_RESENT = 2**40
+
+
+def _count_all_logprobs(sampling: SamplingParams, vocab_size: int) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) == -1:
+            setattr(sampling, name, vocab_size)
+
+
+def _check_total_logprobs(sampling: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
+    """Those of whole vocabularies."""
+    positions = {"logprobs": sampling.n * (sampling.max_tokens or 1), "prompt_logprobs": num_prompt_tokens}
+    for name, num_positions in positions.items():
+        count = min(getattr(sampling, name) or 0, vocab_size)
+        if count > _FEW_LOGPROBS and count * num_positions > _MOST_LOGPROBS:
+            raise RequestError(
+                f"{name}: {count:,} at each of {num_positions:,} positions; at most {_MOST_LOGPROBS // count:,} "
+                f"positions may have so many, {_MOST_LOGPROBS:,} numbers together. Ask for fewer, or "
+                + ("lower max_tokens or n." if name == "logprobs" else "shorten the prompt."),
+                param=name,
+            )
 
 
 class RequestMaker:
@@ -308,6 +438,9 @@ class RequestMaker:
         num_kept_tokens: int = 0,
         is_final: bool = True,
         pooling: str = "",
+        is_classified: bool = False,
+        label_token_ids: list[int] | None = None,
+        second_start: int = 0,
         tenant: Tenancy | None = None,
     ) -> EngineRequest:
         """A request for the core; raises RequestError for what cannot be done. Not final: its prompt is to come."""
@@ -327,13 +460,18 @@ class RequestMaker:
             beams=beams,
             eos_token_ids=eos_token_ids,
             pooling=pooling,
+            label_token_ids=label_token_ids or [],
         )
         for check in CHECKS if is_final else _OPEN_CHECKS:
             check(asked, self.limits)
         # Bad words and thoughts need the tokenizer, so they come last, and only where there are any.
         bad_words = self._bad_words_token_ids(sampling.bad_words) if sampling.bad_words else []
         thought_marks = None if sampling.thinking_token_budget is None else self._thought_marks()
+        if sampling.watermarking is None and self.limits.has_watermark:
+            sampling.watermarking = beams is None and not sampling.is_greedy
+        _count_all_logprobs(sampling, self.limits.vocab_size)
         sampling.max_tokens = self._max_tokens(sampling, num_kept_tokens + len(prompt_token_ids))
+        _check_total_logprobs(sampling, len(prompt_token_ids), self.limits.vocab_size)
         request_id = next(self._counter)
         return EngineRequest(
             request_id=request_id,
@@ -351,6 +489,9 @@ class RequestMaker:
             media=asked.media,
             is_final=is_final,
             pooling=pooling,
+            is_classified=is_classified,
+            label_token_ids=asked.label_token_ids,
+            second_start=second_start,
             tenant=tenant,
             adapter=adapter,
         )

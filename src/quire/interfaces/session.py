@@ -7,6 +7,8 @@
 A turn sends only what is new. What the user saw is the truth, and it is kept here (`token_ids`); the core's handle
 holds a beginning of it, mostly the whole. What it lacks is sent with the next turn, and found in the prefix cache as
 far as full blocks go: so after a stop string, which the core does not know of. Its text was not seen and is not kept.
+So it is too after a turn of several outputs (`n`, beams): the session goes on with the first one, which of beams is the
+best, and the core's handle stays where it was.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from quire.beam_search_params import BeamSearchParams
+from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.engine_client import each_of, items_of
 from quire.errors import RequestError
 from quire.interfaces.adapters import Adapter, Adapters
@@ -148,12 +150,13 @@ class AsyncSession:
     async def generate(
         self,
         prompt: Prompt | RenderedPrompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         *,
         lora_request: LoRARequest | Adapter | None = None,
     ) -> RequestOutput:
-        """One turn, whole: the prompt is appended to what is kept, and so is the output. A failed turn changes
-        nothing. A turn whose adapter is another than that of the last one computes what is kept again."""
+        """One turn, whole: the prompt is appended to what is kept, and so is the output, or the first of several. A
+        failed turn changes nothing. A turn whose adapter is another than that of the last one computes what is kept
+        again."""
         turn, generation = await self._begin(prompt, sampling_params, Unobserved(), lora_request)
         gatherer = OutputGatherer(str(turn.prepared.request.request_id), turn.prepared)
         async with aclosing(generation):
@@ -166,7 +169,7 @@ class AsyncSession:
     async def stream(
         self,
         prompt: Prompt | RenderedPrompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         *,
         lora_request: LoRARequest | Adapter | None = None,
     ) -> AsyncIterator[OutputDelta]:
@@ -179,7 +182,7 @@ class AsyncSession:
     async def open(
         self,
         prompt: Prompt | RenderedPrompt,
-        sampling_params: SamplingParams | None,
+        sampling_params: GenerationParams | None,
         observer: OutputObserver,
         *,
         lora_request: LoRARequest | Adapter | None = None,
@@ -190,7 +193,7 @@ class AsyncSession:
     async def _begin(
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None,
+        sampling_params: GenerationParams | None,
         observer: OutputObserver,
         lora_request: LoRARequest | Adapter | None,
     ) -> tuple[Turn, Generation]:
@@ -219,7 +222,7 @@ class AsyncSession:
         self,
         text: str | None,
         added: list[int],
-        sampling: SamplingParams | None,
+        sampling: GenerationParams | None,
         lora_request: LoRARequest | Adapter | None,
     ) -> Turn:
         """The session is in its turn afterwards."""
@@ -237,7 +240,7 @@ class AsyncSession:
                 cache_salt=self._cache_salt,
                 tenant=self._tenant,
                 adapter=adapter,
-                keep=self.handle,
+                keep=self.handle if isinstance(sampling, SamplingParams) and sampling.n == 1 else None,
                 continues=self.handle if self._num_kept else None,
                 num_kept_tokens=self._num_kept,
             )
@@ -263,7 +266,8 @@ class AsyncSession:
             self._token_ids += whole + rest
         else:
             self._token_ids += output.token_ids
-            self._num_kept = len(self._token_ids)
+            if turn.prepared.request.keep is not None:
+                self._num_kept = len(self._token_ids)
 
     def _abandon(self) -> None:
         """The turn was broken off: Ctrl-C, a cancelled task."""
@@ -398,19 +402,13 @@ class AsyncSession:
         self._num_kept = num_tokens
 
 
-def _check_sampling(sampling: SamplingParams) -> None:
+def _check_sampling(sampling: GenerationParams) -> None:
+    if isinstance(sampling, BeamSearchParams):
+        return
     if not isinstance(sampling, SamplingParams):
-        why = " Beam search has many lines, and a session goes on with one."
         raise RequestError(
-            f"sampling_params={type(sampling).__name__}: a turn of a session takes SamplingParams."
-            f"{why if isinstance(sampling, BeamSearchParams) else ''}",
+            f"sampling_params={type(sampling).__name__}: a turn of a session takes SamplingParams or BeamSearchParams.",
             param="sampling_params",
-        )
-    if sampling.n != 1:
-        raise RequestError(
-            f"n={sampling.n}: a turn of a session has one output, because the session goes on with it. Leave n out, or "
-            "fork the session and let each fork take a turn.",
-            param="n",
         )
     if sampling.prompt_logprobs is not None:
         raise RequestError(
@@ -427,22 +425,27 @@ class _TurnWatch:
         self._session = session
         self._turn = turn
         self._observer = observer
-        self._so_far = CompletionOutput(index=0)
+        # the session goes on with this one
+        self._first = CompletionOutput(index=0)
+        self._num_open = turn.prepared.request.sampling.n
 
     def see(self, delta: OutputDelta) -> None:
-        so_far = self._so_far
-        so_far.token_ids += delta.token_ids
-        so_far.text += delta.text
-        so_far.finish_reason = delta.finish_reason
-        so_far.stop_reason = delta.stop_reason
-        if so_far.is_finished:
-            self._session._end(self._turn, so_far)
+        if delta.index == 0:
+            first = self._first
+            first.token_ids += delta.token_ids
+            first.text += delta.text
+            first.finish_reason = delta.finish_reason
+            first.stop_reason = delta.stop_reason
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if not self._num_open:
+                self._session._end(self._turn, self._first)
         self._observer.see(delta)
 
     def fail(self) -> None:
         self._observer.fail()
 
     def close(self) -> None:
-        if not self._so_far.is_finished:
+        if self._num_open:
             self._session._abandon()
         self._observer.close()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, EngineOptions, checked, resolve
+from quire.config.generation_config import NAMES
 from quire.errors import ModelError, RequestError
 from quire.interfaces.prefix_file import read_prefix_file
 from quire.interfaces.requests import Limits, RequestMaker
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
     from quire.renderer import Renderer
 
 logger = logging.getLogger(__name__)
-
-# generation_config.json's names for what SamplingParams has
-_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 def configured(options: Mapping[str, Any]) -> EngineConfig:
@@ -57,6 +48,8 @@ def limits_of(config: EngineConfig, ready: EngineReady) -> Limits:
         max_logprobs=config.max_logprobs,
         max_num_seqs=ready.max_num_seqs,
         has_head=config.facts.has_head,
+        listens=config.facts.listens,
+        has_watermark=config.worker.watermark is not None,
     )
 
 
@@ -65,12 +58,13 @@ def default_sampling_params(config: EngineConfig) -> SamplingParams:
     if not config.use_generation_config:
         return SamplingParams()
     given = config.facts.generation_config
-    values = {ours: given[theirs] for theirs, ours in _DEFAULTS.items() if given.get(theirs) is not None}
+    values = {ours: given[theirs] for theirs, ours in NAMES.items() if given.get(theirs) is not None}
     try:
         return SamplingParams(**values)
     except RequestError as error:
         raise ModelError(
-            f"{config.facts.path / 'generation_config.json'}: {error} Mend the file, or set generation_config=none."
+            f"{config.facts.path / 'generation_config.json'}: {error} Mend the file, or set generation_config to none "
+            "or to an object with another value."
         ) from error
 
 

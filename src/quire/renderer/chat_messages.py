@@ -7,6 +7,7 @@ in which of these they understand. Never changes the caller's messages. Called b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_
 _ALLOWED = "texts, and image_url where the model sees images"
 _MAX_DEPTH = 64
 MAX_MESSAGES = 4096
+# of a role that the template does not know, but writes down
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,63}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -35,6 +38,8 @@ class Dialect:
     keeps_parts: bool = False
     # OpenAI put the role in the place of system; few templates know it
     knows_developer: bool = False
+    # it writes down whatever a role is called
+    knows_any_role: bool = False
     # it asks whether a content is none; in others that would be printed
     knows_none: bool = False
     # it writes a call's arguments down as they come, so they must be JSON already
@@ -61,7 +66,7 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
         raise RequestError(f'{where}: must be an object with a "role" and a "content".', param=where)
     role = message.get("role")
     content = message.get("content")
-    if role not in ROLES:
+    if role not in ROLES and not (dialect.knows_any_role and isinstance(role, str) and _ROLE.fullmatch(role)):
         raise RequestError(
             f"{where}.role: must be one of {', '.join(ROLES)}, not {str(role)[:60]!r}.", param=f"{where}.role"
         )
@@ -103,7 +108,11 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     if callable(getattr(value, "model_dump", None)):
         # messages as the official client returns them
         return plain(value.model_dump(exclude_none=True), where, depth + 1)
-    raise RequestError(f"{where}: a {type(value).__name__} is no JSON value.", param=where)
+    raise RequestError(
+        f"{where}: {type(value).__name__} is no type of JSON. Give texts, numbers, lists and objects; images go "
+        "only to models that see them.",
+        param=where,
+    )
 
 
 def _content(content: Any, where: str, dialect: Dialect) -> Any:

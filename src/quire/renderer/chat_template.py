@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -31,6 +31,9 @@ _RESERVED = frozenset(
 # It tests for none, or writes whole messages down.
 _READS_NONE = re.compile(r"\bnone\b|\bmessages?\s*\|\s*tojson")
 _END_OF_FINAL = "\ue000end of the final message\ue000"
+# roles of the two texts that a model compares
+QUERY = "query"
+DOCUMENT = "document"
 # Of what a template says when it refuses messages.
 _MOST_CHARACTERS_OF_ERROR = 1_000
 
@@ -61,7 +64,7 @@ class ChatTemplates:
     def find(cls, folders: Sequence[Path], special: SpecialTokens, asked: str | None = None) -> ChatTemplates | None:
         """An option's template, else the first folder that has one; None if no folder has."""
         if asked is not None:
-            return cls({"default": _asked_template(asked)}, special, origin="the option chat_template")
+            return cls({"default": asked_template(asked)}, special, origin="the option chat_template")
         for folder in folders:
             texts = _templates_in(folder)
             if texts:
@@ -158,7 +161,7 @@ class ChatTemplates:
             ) from error
 
 
-def _asked_template(asked: str) -> str:
+def asked_template(asked: str) -> str:
     """The option is a file; a template itself is taken too, as it can hardly be a file's name."""
     import jinja2
 
@@ -268,9 +271,37 @@ def dialect_of(text: str) -> Dialect:
         as_parts=reads_parts and not reads_texts,
         keeps_parts=reads_parts,
         knows_developer="developer" in text,
+        knows_any_role=_writes_roles(tree) or pairs_texts(text),
         knows_none=_READS_NONE.search(text) is not None,
         joins_arguments=_joins_arguments(tree),
     )
+
+
+def pairs_texts(template: str) -> bool:
+    """Whether it says how two texts are compared: of a model that ranks documents."""
+    return all(f'"{role}"' in template or f"'{role}'" in template for role in (QUERY, DOCUMENT))
+
+
+def _writes_roles(tree: jinja2.nodes.Template) -> bool:
+    """Whether it puts a message's role into the text, and does not only compare it."""
+    from jinja2 import nodes
+
+    written = [part for output in tree.find_all(nodes.Output) for node in output.nodes for part in _parts_of(node)]
+    return any(_last_name(part) == "role" for part in written)
+
+
+def _parts_of(node: jinja2.nodes.Node) -> Iterator[jinja2.nodes.Node]:
+    """What is joined to a text."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Add):
+        yield from _parts_of(node.left)
+        yield from _parts_of(node.right)
+    elif isinstance(node, nodes.Concat):
+        for part in node.nodes:
+            yield from _parts_of(part)
+    else:
+        yield node
 
 
 def _joins_arguments(tree: jinja2.nodes.Template) -> bool:

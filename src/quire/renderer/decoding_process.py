@@ -37,7 +37,7 @@ def main() -> None:
     import PIL.PngImagePlugin
 
     PIL.Image.preinit()
-    _set_limits()
+    set_limits()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     decoder = msgspec.msgpack.Decoder(Asked)
     for head in frames(source):
@@ -62,7 +62,7 @@ def _decoded(text: bytes) -> bytes:
         raise BadImageError("what follows the comma is not valid base64.") from None
 
 
-def _set_limits() -> None:
+def set_limits() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits on this system
         import resource
 

@@ -54,11 +54,19 @@ class ImageProcessor:
     is_whole: bool = False
 
     @classmethod
-    def find(cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES) -> ImageProcessor | None:
+    def find(
+        cls,
+        folder: Path,
+        hf_config: Mapping[str, Any],
+        max_images: int = MOST_IMAGES,
+        max_image_tokens: int | None = None,
+    ) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         sizes = ImageSizes.read(folder, hf_config)
         if sizes is None:
             return None
+        if max_image_tokens is not None:
+            sizes = sizes.within(max_image_tokens)
         given = read_preprocessor(folder)
         try:
             if is_pooled(hf_config):

@@ -15,11 +15,13 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.messages import Media
-from quire.renderer.chat_template import ChatTemplates, NotBriefError
+from quire.renderer.chat_template import DOCUMENT, QUERY, ChatTemplates, NotBriefError, asked_template, pairs_texts
 from quire.renderer.growing_text import GrowingText, PieceEncoder
 from quire.renderer.image_parts import NOTHING_FETCHED, placed, take_images
 from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.output_formats import AUTO, OutputFormats
+from quire.renderer.prompt_vectors import FIELD, PLACEHOLDER, PromptVectors
+from quire.renderer.sounds import SoundProcessor
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
 from quire.renderer.text_decoder import SilentDecoder, TextDecoder
@@ -40,6 +42,8 @@ class RenderedPrompt:
     token_ids: list[int]
     media: list[Media] = field(default_factory=list)
     text: str | None = None
+    # position from which on its tokens are those of a second text; 0: it is one text
+    second_start: int = 0
 
 
 class Renderer:
@@ -54,9 +58,14 @@ class Renderer:
         *,
         special_tokens_in_messages: bool = False,
         images: ImageProcessor | None = None,
+        vectors: PromptVectors | None = None,
     ) -> None:
+        # None: the model does not listen
+        self.sounds: SoundProcessor | None = None
         # None: the model takes text only
         self._images = images
+        # None: nobody may give some in the place of tokens
+        self._vectors = vectors
         self._marks_in_messages = special_tokens_in_messages
         self._tokenizer = tokenizer
         self._templates = templates
@@ -67,6 +76,8 @@ class Renderer:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Renderer:
+        if config.tokenizer_path is None:
+            return cls(None, eos_token_ids=config.facts.eos_token_ids)
         renderer = cls.from_folder(
             Path(config.tokenizer_path),
             template_folders=(config.facts.path,),
@@ -77,9 +88,14 @@ class Renderer:
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
-        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config, config.images.max_images)
+        renderer._images = ImageProcessor.find(
+            config.facts.path, config.facts.hf_config, config.images.max_images, config.images.max_num_encoder_tokens
+        )
         if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
             renderer._images = None  # attention is causal there, and its images want another
+        renderer.sounds = SoundProcessor.find(config.facts.path, config.facts.hf_config)
+        if config.worker.enable_prompt_embeds:
+            renderer._vectors = PromptVectors(config.facts.embedding_size, config.worker.dtype)
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer
@@ -111,13 +127,28 @@ class Renderer:
         return self._tokenizer is not None
 
     @property
+    def has_known_tokenizer(self) -> bool:
+        """It may run on an event loop."""
+        return self._tokenizer is not None and self._tokenizer.is_known
+
+    @property
     def has_chat_template(self) -> bool:
         return self._templates is not None
+
+    @property
+    def chat_template_text(self) -> str:
+        """Of a chat without tools; empty: there is none."""
+        return self._templates.texts.get("default", "") if self._templates is not None else ""
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
         """The texts of tokens that `skip_special_tokens` leaves out."""
         return self._tokenizer.special_texts if self._tokenizer is not None else frozenset()
+
+    @property
+    def named_special_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token and so on, as far as the tokenizer has them."""
+        return {} if self._tokenizer is None else self._tokenizer.special.by_name
 
     @property
     def sees_images(self) -> bool:
@@ -127,6 +158,8 @@ class Renderer:
         """Ends what works for it beside this process; it may be used again."""
         if self._images is not None:
             self._images.decoder.close()
+        if self.sounds is not None:
+            self.sounds.process.close()
 
     def image_sources(self, chat: str | Chat, images: Sequence[Any] = ()) -> list[tuple[Any, str]]:
         """What stands for images in a chat, or beside a text, and where: an image, a data URL, or a URL that must be
@@ -147,19 +180,23 @@ class Renderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool | None = None,
+        chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         is_brief: bool = False,
         images: Sequence[Any] = (),
         fetched: Mapping[str, bytes] = NOTHING_FETCHED,
+        sound: Any = None,
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
+        chat_template: a file or a text, instead of the model's.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
         images: those that the placeholders of a text stand for; a chat brings its own.
         fetched: what stands behind those of their URLs that are no data URLs.
+        sound: what a text begins with; its special tokens stand in it.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
@@ -172,9 +209,10 @@ class Renderer:
             raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
-            add_special_tokens = add_special_tokens is not False
+            add_special_tokens = add_special_tokens is not False and sound is None
         else:
-            pieces = self._needed_templates().render_pieces(
+            templates = self._needed_templates() if chat_template is None else self._templates_of(chat_template)
+            pieces = templates.render_pieces(
                 chat,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -192,7 +230,7 @@ class Renderer:
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
         token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
-        return self._with_images(RenderedPrompt(token_ids, text=text), sources, max_tokens, fetched)
+        return self._with_media(RenderedPrompt(token_ids, text=text), sources, max_tokens, fetched, sound)
 
     def render_tokens(
         self,
@@ -200,17 +238,39 @@ class Renderer:
         images: Sequence[Any],
         max_tokens: int | None,
         fetched: Mapping[str, bytes] = NOTHING_FETCHED,
+        sound: Any = None,
     ) -> RenderedPrompt:
-        """A prompt of tokens in which each image has one placeholder."""
-        return self._with_images(RenderedPrompt(token_ids), placed(images), max_tokens, fetched)
+        """A prompt of tokens in which each image has one placeholder, or which begins with a sound."""
+        return self._with_media(RenderedPrompt(token_ids), placed(images), max_tokens, fetched, sound)
 
-    def _with_images(
+    def render_vectors(self, given: Any, max_tokens: int, where: str = FIELD) -> RenderedPrompt:
+        """A prompt of vectors: a tensor, an array, or base64 of a saved tensor. Takes long where there are many."""
+        if self._vectors is None:
+            raise RequestError(
+                f"{FIELD}: vectors are not taken here. Start the engine with enable_prompt_embeds "
+                "(--enable-prompt-embeds), or send text or tokens.",
+                param=FIELD,
+            )
+        media = self._vectors.media(given, max_tokens, where)
+        return RenderedPrompt([PLACEHOLDER] * media.length, [media])
+
+    def _with_media(
         self,
         prompt: RenderedPrompt,
         sources: Sequence[tuple[Any, str]],
         max_tokens: int | None,
         fetched: Mapping[str, bytes],
+        sound: Any,
     ) -> RenderedPrompt:
+        if sound is not None:
+            if self.sounds is None:
+                raise RequestError(
+                    "multi_modal_data: this model does not listen. Leave audio out.", param="multi_modal_data"
+                )
+            media = self.sounds.one_window(sound, "multi_modal_data.audio")
+            prompt.token_ids = self.sounds.begun(prompt.token_ids, media)
+            prompt.media = [media]
+            return prompt
         if not sources:
             return prompt
         if self._images is None:
@@ -219,6 +279,22 @@ class Renderer:
             sources = [(fetched.get(one, one) if isinstance(one, str) else one, where) for one, where in sources]
         prompt.token_ids, prompt.media = self._images.expand(prompt.token_ids, sources, max_tokens)
         return prompt
+
+    def render_pair(self, first: str, second: str, *, max_tokens: int) -> RenderedPrompt:
+        """Two texts that are compared. A chat template that knows the roles query and document says how; otherwise the
+        tokenizer does."""
+        tokenizer = self._needed_tokenizer("text")
+        tokenizer.check_can_fit(first, max_tokens, "query")
+        tokenizer.check_can_fit(second, max_tokens, "document")
+        if self.has_pair_template:
+            chat = [{"role": QUERY, "content": first}, {"role": DOCUMENT, "content": second}]
+            return self.render_prompt(chat, max_tokens=max_tokens)
+        token_ids, second_start = tokenizer.encode_pair(first, second)
+        return RenderedPrompt(token_ids, second_start=second_start)
+
+    @cached_property
+    def has_pair_template(self) -> bool:
+        return pairs_texts(self.chat_template_text)
 
     def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
         """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""
@@ -234,6 +310,11 @@ class Renderer:
     @cached_property
     def _piece_encoder(self) -> PieceEncoder:
         return PieceEncoder(self._needed_tokenizer("prompt"))
+
+    @property
+    def tokens_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and behind a text."""
+        return self._needed_tokenizer("text").around
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._needed_tokenizer("text").encode(text, add_special_tokens=add_special_tokens)
@@ -275,6 +356,10 @@ class Renderer:
         except RequestError:
             return False
 
+    def has_tokens(self, texts: Sequence[str]) -> bool:
+        """Whether each of them is one token."""
+        return all(self._token_of(text) is not None for text in texts)
+
     def _token_of(self, text: str) -> int | None:
         token_ids = self._needed_tokenizer("thinking_token_budget").encode_continuation(text)
         return token_ids[0] if len(token_ids) == 1 else None
@@ -308,6 +393,19 @@ class Renderer:
         """A token as it reads inside a text; a part of a character reads as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_id(self, piece: str) -> int | None:
+        """The other way round."""
+        return self._needed_tokenizer("token_ids").id_of(piece)
+
+    def piece(self, token_id: int) -> str:
+        """A token as the vocabulary writes it down."""
+        return self._needed_tokenizer("token_ids").piece_of(token_id)
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """By their names."""
+        return {} if self._templates is None else self._templates.texts
+
     def token_bytes(self, token_id: int) -> bytes:
         return self._needed_tokenizer("token_ids").bytes_of(token_id)
 
@@ -339,7 +437,18 @@ class Renderer:
             )
         return self._tokenizer
 
+    def _templates_of(self, asked: str) -> ChatTemplates:
+        """For a caller in this process: no request brings a template."""
+        special = self._needed_tokenizer("messages").special
+        return ChatTemplates({"default": asked_template(asked)}, special, origin="the argument chat_template")
+
     def _needed_templates(self) -> ChatTemplates:
+        if self._templates is None and self.sounds is not None:
+            raise RequestError(
+                "messages: this model writes down what it hears, and answers nothing. Use /v1/audio/transcriptions or "
+                "LLM.transcribe.",
+                param="messages",
+            )
         if self._templates is None:
             raise RequestError(
                 "messages: this model has no chat template. Use completions with a text, "

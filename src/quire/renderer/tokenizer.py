@@ -88,6 +88,20 @@ class Tokenizer:
         ids: list[int] = self._encoding_of(text, self._backend.encode_batch_fast, add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Two texts as one prompt, as models that compare them were trained, and the position from which on its tokens
+        are of the second kind; 0: the model knows no kinds."""
+        try:
+            with panics_are_errors:
+                # the batch lets other threads run
+                [encoding] = self._backend.encode_batch([(first, second)], add_special_tokens=True)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(_SURROGATE) from error
+        except PanicError as error:
+            raise _failed(error) from error
+        kinds: list[int] = encoding.type_ids
+        return list(encoding.ids), kinds.index(1) if 1 in kinds else 0
+
     def _encoding_of(self, text: str, encode_batch: Callable[..., Any], add_special_tokens: bool = False) -> Encoding:
         failpoint("in_tokenise")
         try:
@@ -167,6 +181,10 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
+
+    def piece_of(self, token_id: int) -> str:
+        """As it stands in the vocabulary; empty where nothing has this number."""
+        return self._backend.id_to_token(token_id) or ""
 
     @property
     def has_token_bytes(self) -> bool:

@@ -3,15 +3,17 @@
 import asyncio
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from quire.errors import EngineError
 from quire.interfaces.cli import bench, bench_start, main
 from quire.interfaces.cli.bench_client import ServerAnswerError, stream_completion
-from quire.interfaces.cli.bench_perform import perform
+from quire.interfaces.cli.bench_perform import perform, perform_chains
 from quire.interfaces.cli.bench_start import seconds_to_first_token
-from quire.interfaces.cli.bench_workloads import Work
+from quire.interfaces.cli.bench_workloads import Chains, Work
+from quire.testing.image_checkpoints import make_image_checkpoint
 
 # in this process: a process of its own for the engine would take as long as all the rest
 _FAST = ["--bandwidth", "30", "--peak", "400", "--no-engine-process", "--num-threads", "1", "--dtype", "float32"]
@@ -22,14 +24,26 @@ _SIZES = {
     "shared-prefix": ["--num-requests", "3", "--shared-prefix", "20", "--input-length", "4", "--output-length", "2"],
     "parallel": ["--input-length", "9", "--output-length", "3", "--num-answers", "3", "--beam-width", "2"],
     "prompt": ["--input-length", "40"],
-}
+    "long-context": ["--input-length", "90", "--output-length", "24"],
+    "agents": [
+        "--num-agents", "2", "--num-calls", "3", "--shared-prefix", "40", "--input-length", "4", "--result-length", "5",
+        "--output-length", "12",
+    ],
+}  # fmt: skip
 _FIGURES = {
     "stream": {"tokens after the first", "time to first token", "time between tokens", "whole request"},
     "batch": {"output tokens", "all requests", "time to first token", "time between tokens"},
     "shared-prefix": {"prefix is new", "prefix was seen before"},
     "parallel": {"3 answers", "beam search of 2"},
     "prompt": {"prompt tokens", "time to first token", "arithmetic"},
-}
+    "long-context": {
+        "prompt tokens", "time to first token", "time to first token, again", "tokens after the first",
+    },
+    "agents": {
+        "all calls", "calls", "first call's first token", "later calls' first token", "prompt tokens found",
+    },
+}  # fmt: skip
+_WITHOUT_A_LIMIT = {"agents"}
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +60,43 @@ def test_a_workload(name, capsys):
     assert set(numbers["measures"]) == _FIGURES[name]
     assert all(len(measure["values"]) == 2 for measure in numbers["measures"].values())
     first = next(iter(numbers["measures"].values()))
-    assert 0 < first["fraction"] < 1
+    assert name in _WITHOUT_A_LIMIT or 0 < first["fraction"] < 1
     assert first["q1"] <= first["median"] <= first["q3"]
     assert numbers["limits"] == {
         "threads": 1, "read_gb_s": 30.0, "float32_gops": 400.0, "bfloat16_gops": 400.0, "int8_gops": 400.0,
     }  # fmt: skip
+
+
+def test_agents_find_what_they_said_before():
+    """The model itself does not matter: every call begins with all of the one before it, its answer included."""
+    asked = []
+
+    class Engine:
+        async def generate(self, prompt, params, delta):
+            tokens = prompt["prompt_token_ids"]
+            asked.append(tokens)
+            yield SimpleNamespace(
+                outputs=[SimpleNamespace(token_ids=[len(asked)] * 2)], num_cached_tokens=len(tokens) - 1
+            )
+
+    chains = Chains([[7, 7], [7, 8]], [[[50, 51], [52]], [[60], [61]]], 2)
+    outcome = asyncio.run(perform_chains(Engine(), chains))
+    own = [tokens for tokens in asked if tokens[1] == 7]
+    assert [len(tokens) for tokens in own] == [2, 6, 9]
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(own))
+    assert own[1][4:] == [50, 51]
+    assert own[2][8:] == [52]
+    assert [call.is_first for call in outcome.timelines] == [True, False, False] * 2
+    assert [call.num_cached_tokens for call in outcome.timelines[:3]] == [1, 5, 8]
+
+
+def test_images(tmp_path, capsys):
+    model = make_image_checkpoint(tmp_path, "qwen2_5_vl")
+    sizes = ["--num-requests", "2", "--size", "56", "--output-length", "3"]
+    assert main(["bench", "images", str(model), *sizes, *_FAST, "--rounds", "1", "--json", "-"]) == 0
+    measures = json.loads(capsys.readouterr().out)["measures"]
+    assert {name.split(",")[0] for name in measures} == {"images are new", "images were seen before", "prompt"}
+    assert measures["prompt"]["median"] > 4
 
 
 def test_a_table_and_a_file(capsys, tmp_path):

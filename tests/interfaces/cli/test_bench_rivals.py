@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
@@ -221,3 +222,88 @@ def test_the_table_of_goals(bench, rivals, tmp_path):
     assert rows["W9"].count("–") == 4
     empty = rivals.goals.table(rivals.goals.Files([], {})).splitlines()
     assert len(empty) == len(lines)
+
+
+def test_batches_of_llama_cpp_and_its_fork(rivals, monkeypatch):
+    """Prompts in the order of arrival, a token for whoever has its prompt, copies of one."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "rival_drivers"))
+    import llama_batches
+    from protocol import NotSupportedError, Request
+
+    class Library:
+        """Says the sum of what it has seen of a sequence."""
+
+        vocab_size = 97
+
+        def __init__(self):
+            self.kept = {}
+            self.asked = []
+
+        def decode(self, columns):
+            self.asked.append(list(zip(columns.sequences, columns.positions, columns.tokens, strict=True)))
+            self.sums = []
+            for sequence, position, token in self.asked[-1]:
+                tokens = self.kept.setdefault(sequence, [])
+                assert len(tokens) == position
+                tokens.append(token)
+                self.sums.append(sum(tokens) % self.vocab_size)
+            return True
+
+        def logits(self, place):
+            return np.eye(self.vocab_size, dtype=np.float32)[self.sums[place]]
+
+        def clear(self):
+            self.kept.clear()
+
+        def remove(self, sequence):
+            del self.kept[sequence]
+
+        def copy(self, source, target):
+            self.kept[target] = list(self.kept[source])
+
+    library = Library()
+    engine = llama_batches.Batches(library)
+    recorder = engine.generate(Request({"prompts": [[1, 2, 3], [4]], "output_lengths": [3, 2]}))
+    assert [sum(count for _, count in arrivals) for arrivals in recorder.arrivals] == [3, 2]
+    assert library.asked == [
+        [(1, 0, 4), (0, 0, 1), (0, 1, 2), (0, 2, 3)],
+        [(0, 3, 6), (1, 1, 4)],
+        [(0, 4, 12)],
+    ]
+    assert not library.kept
+    recorder = engine.generate(Request({"prompts": [[1, 2]], "output_lengths": [4], "num_answers": 3}))
+    assert sum(count for _, count in recorder.arrivals[0]) == 12
+    with pytest.raises(NotSupportedError, match="no beam search"):
+        engine.generate(Request({"prompts": [[1]], "output_lengths": [2], "beam_width": 2}))
+
+
+def test_the_report_says_of_which_processor(bench, rivals):
+    saved = bench({"quire": {"pace": 0.0}}, ("W1",))
+    saved["settings"] |= {"machine": "a processor, 2 cores", "date": "2026-01-02"}
+    assert rivals.report.report(saved).startswith("a processor, 2 cores; 2026-01-02.")
+
+
+def test_a_source_is_compiled_once_and_where_it_is_told(rivals, tmp_path, monkeypatch):
+    commands = []
+
+    def run(self, name, command):
+        commands.append(command)
+        if "--target" in command:
+            (tmp_path / "build" / name / "built" / "src").mkdir()
+            (tmp_path / "build" / name / "built" / "src" / "libllama.so").touch()
+
+    monkeypatch.setattr(rivals.engines.Build, "_run", run)
+    [source] = rivals.engines.SOURCES
+    engine = next(one for one in rivals.engines.ENGINES if one.name == source.name)
+    build = rivals.engines.Build(tmp_path / "build", tmp_path / "model")
+    assert not build.is_installed(engine)
+    build.compile(source)
+    assert build.is_installed(engine)
+    assert [command[0] for command in commands] == ["git", "git", "git", "cmake", "cmake", "cc"]
+    assert source.commit in commands[1]
+    assert "-DGGML_NATIVE=ON" in commands[3]
+    build.compile(source)
+    assert len(commands) == 6
+    assert build.variables(engine, 1)["IK_LLAMA_CPP"] == str(tmp_path / "build" / source.name)
+    with pytest.raises(rivals.engines.AbsentError, match=r"llama\.cpp converts its models"):
+        build.model(engine, "bf16")

@@ -105,3 +105,40 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(engine, type_in):
     assert engine.prompts[1].text == "<user>Hi<assistant>Hel<user>And?"
     assert engine.num_open == 0, "the request was aborted"
     assert not engine.is_open
+
+
+def test_one_question(engine, say):
+    assert say("never read", argv=["folder", "Hi"]).out == "Hello.\n"
+    assert [prompt.text for prompt in engine.prompts] == ["<user>Hi"]
+    assert engine.options == {"model": "folder"}
+
+
+def test_a_question_of_several_lines(engine, say):
+    say('"""first', "  second", 'third"""', '"""one line"""', '"""', "a", '"""')
+    asked = [prompt.text.rpartition("<user>")[2] for prompt in engine.prompts]
+    assert asked == ["first\n  second\nthird", "one line", "a"]
+
+
+def test_parameters_are_set_and_forgotten(engine, say):
+    said = say(
+        "/set temperature 0",
+        "/set temprature 1",
+        "/set top_k x",
+        "/set top_p 7",
+        "Hi",
+        "/show",
+        "/set temperature",
+        "Hi",
+    )
+    assert [sampling.temperature for sampling in engine.sampling] == [0.0, 0.25]
+    assert 'Did you mean "temperature"?' in said.out
+    assert "top_k x: must be a whole number" in said.out
+    assert "top_p=7" in said.out
+    assert "set      temperature 0.0\nasked    1" in said.out
+
+
+def test_the_last_question_once_more(engine, say):
+    said = say("/retry", "Hi", "/retry", "So?")
+    assert "(nothing was asked yet)" in said.out
+    assert [prompt.text for prompt in engine.prompts][:2] == ["<user>Hi"] * 2
+    assert engine.prompts[2].text == "<user>Hi<assistant>Hello.<user>So?"

@@ -68,6 +68,7 @@ def test_beams_are_printed_best_first_with_their_scores(engine, capsys):
 
 def test_what_can_be_said_of_beams(engine, capsys):
     flags = ["--length-penalty", "2", "--early-stopping", "never", "--ignore-eos", "-n", "2"]
+    flags += ["--do-sample", "--seed", "3", "--top-p", "0.5", "--top-k", "7", "--repetition-penalty", "1.25"]
     assert main(["generate", "one", "--beam-width", "4", "--json", *flags]) == 0
     [params] = engine.sampling
     assert params == BeamSearchParams(
@@ -77,6 +78,11 @@ def test_what_can_be_said_of_beams(engine, capsys):
         early_stopping="never",
         ignore_eos=True,
         num_return_sequences=2,
+        do_sample=True,
+        seed=3,
+        top_p=0.5,
+        top_k=7,
+        repetition_penalty=1.25,
     )
     answers = json.loads(capsys.readouterr().out)["outputs"]
     assert [(answer["cumulative_logprob"], answer["score"]) for answer in answers] == [(-2.0, -0.5), (-4.0, -1.0)]
@@ -92,9 +98,9 @@ def test_a_single_beam_streams(engine, capsys):
     [
         (["--length-penalty", "2"], "--length-penalty: only with --beam-width"),
         (["--early-stopping", "true"], "--early-stopping: only with --beam-width"),
-        (["--beam-width", "4", "--top-k", "5"], "--top-k: not with --beam-width"),
+        (["--beam-width", "4", "--min-p", "0.5"], "--min-p: not with --beam-width"),
+        (["--do-sample"], "--do-sample: only with --beam-width"),
         (["--beam-width", "4", "--stop", "x"], "--stop: not with --beam-width"),
-        (["--beam-width", "4", "--seed", "1"], "--seed: not with --beam-width"),
         (["--beam-width", "x"], "--beam-width x: must be a whole number"),
         (["--beam-width", "0"], "beam_width=0: must be"),
         (["--beam-width", "2", "-n", "3"], "-n 3: at most --beam-width 2 are found. Raise --beam-width."),

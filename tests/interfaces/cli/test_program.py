@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineOptions
+from quire.config.process_memory import MemoryReport
 from quire.errors import CapacityError, EngineDeadError
-from quire.interfaces.cli import main, program
+from quire.interfaces.cli import main, plan, program
 from quire.testing.greedy import real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.version import __version__
@@ -187,6 +188,17 @@ def test_a_plan_that_does_not_fit(capsys):
     assert main(["plan", "--memory", "1K"]) == 1
     assert "does not fit" in capsys.readouterr().out
     assert main(["plan"]) == 0
+
+
+def test_a_plan_is_for_this_machine(monkeypatch, capsys):
+    report = MemoryReport(24 * 2**30, 2**30, "the machine's memory")
+    monkeypatch.setattr(plan, "process_memory", lambda: report)
+    assert main(["plan"]) == 0
+    text = capsys.readouterr().out
+    assert "memory              24.00 GiB x 0.9 (gpu_memory_utilization), 1.00 GiB of it free now" in text
+    assert "260.0 MiB for the program, 5.6 MiB for weights" in text
+    # half of what is left
+    assert "on a CPU            256,048 tokens" in text
 
 
 def test_a_plan_for_workers_that_share_experts_and_what_is_kept_of_a_token(tmp_path, capsys):

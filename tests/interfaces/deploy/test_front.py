@@ -3,9 +3,11 @@
 import asyncio
 import json
 
+import httpx2 as httpx
 import pytest
 
 from quire.interfaces.deploy.front import Front, Head, Request
+from quire.interfaces.deploy.http_copy import HttpCopy
 from quire.interfaces.deploy.served_copy import ServedCopy
 
 JSON = Head(200, [("content-type", "application/json")])
@@ -62,6 +64,21 @@ def test_a_copy_that_is_lost_before_it_has_said_anything_costs_nothing():
         assert front.num_serving == 1
         # it was not asked again
         assert len(lost.asked) == 1
+
+    run(test())
+
+
+def test_sounds_are_passed_on():
+    """A form is no text of which a copy could hold the beginning."""
+
+    async def test():
+        copy = FakeCopy(JSON, b"{}")
+        front = front_of(copy)
+        form = b'--a\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\xff\x00\r\n--a--\r\n'
+        for task in ("transcriptions", "translations"):
+            headers = [("content-type", "multipart/form-data; boundary=a")]
+            assert await said(front, Request("POST", f"/v1/audio/{task}", headers, form)) == (200, b"{}")
+        assert copy.asked == [form, form]
 
     run(test())
 
@@ -229,5 +246,43 @@ def test_a_copy_is_a_whole_server():
             assert (await said(front, Request("POST", "/v1/completions", headers, body)))[0] == 503
         finally:
             copy.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("target", ["/v1/models/../../metrics", "/v1/models/./a", "/v1/models/a/.."])
+def test_no_path_leads_out_of_what_a_front_passes_on(target):
+    async def test():
+        copy = FakeCopy(JSON, b"{}")
+        status, _ = await said(front_of(copy), Request("GET", target, [], b""))
+        assert (status, copy.asked) == (404, [])
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("target", "header", "status"),
+    [
+        ("/v1/models/a", "\xe9", 200),
+        ("/v1/models/a%20b?c=%0D", "a", 200),
+        ("/v1/models/a\r\nb", "a", 400),
+        ("/v1/models/" + "a" * 70_000, "a", 400),
+    ],
+    ids=["Latin 1", "quoted", "a line's end", "long"],
+)
+def test_what_cannot_be_passed_on_is_no_loss_of_a_server(target, header, status):
+    """One request would take all of them from everybody."""
+
+    async def test():
+        seen = []
+
+        def answer(request):
+            seen.append(request)
+            return httpx.Response(200, stream=httpx.ByteStream(b"{}"))
+
+        front = front_of(*(HttpCopy("http://server.test", httpx.MockTransport(answer)) for _ in range(2)))
+        assert (await said(front, Request("GET", target, [("x-name", header)], b"")))[0] == status
+        assert front.num_serving == 2
+        assert [request.headers.raw[-1][1] for request in seen] == [header.encode("latin-1")] * (status == 200)
 
     run(test())

@@ -70,8 +70,8 @@ def served(tmp_path: Path):
     """`async with served(...) as server`."""
 
     @contextlib.asynccontextmanager
-    async def make(*, max_model_len=512, generation_config=None, hooks=(), **options):
-        checkpoint = {"max_model_len": max_model_len, "generation_config": generation_config}
+    async def make(*, max_model_len=512, generation_config=None, hooks=(), config=None, **options):
+        checkpoint = {"max_model_len": max_model_len, "generation_config": generation_config, **(config or {})}
         engine = await fake_engine(tmp_path / "model", hooks, **checkpoint)
         app = create_app(engine, **options)
         server = Server(app, engine)

@@ -55,7 +55,7 @@ def test_an_adapter_is_loaded_listed_used_and_unloaded(house, run):
             assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["base"]
             assert (await http.post("/v1/completions", json={**COMPLETION, "model": "sql"})).status_code == 404
             loaded = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a0"})
-            assert loaded.json() == {"object": "lora_adapter", "name": "sql"}
+            assert loaded.json() == {"object": "lora_adapter", "name": "sql", "status": "success"}
             mistyped = await http.post("/v1/completions", json={**COMPLETION, "model": "slq"})
             assert mistyped.json()["error"]["message"].endswith("This server has `base`, `sql`.")
             models = (await http.get("/v1/models")).json()["data"]
@@ -64,7 +64,8 @@ def test_an_adapter_is_loaded_listed_used_and_unloaded(house, run):
             assert 'quire:adapters_loaded{model_name="base"} 1.0' in (await http.get("/metrics")).text
             assert await text_of(http, "sql") != await text_of(http, "base")
             again = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a1"})
-            assert (again.status_code, again.json()["error"]["code"]) == (409, "adapter_exists")
+            assert (again.status_code, again.json()["error"]["code"]) == (400, "adapter_exists")
+            assert "has already been loaded" in again.text
             first = await text_of(http, "sql")
             assert (
                 await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a1", "load_inplace": True})
@@ -218,10 +219,11 @@ def test_nothing_beside_the_root_is_read(house, run, tmp_path):
 
     async def main():
         async with served(house, options={"adapter_root": str(own)}) as http:
-            for path in (*WAYS_OUT, str(own / "a0"), str(outside)):
+            for path in (*WAYS_OUT, str(own / "a0" / ".." / ".." / "outside"), str(outside)):
                 answer = await http.post(LOAD, json={"lora_name": "sql", "lora_path": path})
-                assert answer.status_code == 400, path
+                assert answer.status_code == 404, path
                 assert str(tmp_path) not in answer.json()["error"]["message"].replace(path, "")
+            assert (await http.post(LOAD, json={"lora_name": "whole", "lora_path": str(own / "a0")})).is_success
             assert (await http.post(LOAD, json={"lora_name": "sql", "lora_path": "./a0"})).is_success
         async with served(house, options={"adapter_root": None}) as http:
             answer = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a0"})
@@ -240,16 +242,54 @@ def test_what_is_broken_is_one_line_and_costs_nothing(house, run, tmp_path):
     async def main():
         async with served(house, options={"adapter_root": str(own)}, max_loras=1, max_cpu_loras=1) as http:
             for _ in range(3):
-                for name in ("a1", "a2"):
+                for name, status in (("a1", 400), ("a2", 503)):
                     answer = await http.post(LOAD, json={"lora_name": name, "lora_path": name})
-                    assert answer.status_code == 400, answer.text
+                    assert answer.status_code == status, answer.text
                     assert "\n" not in answer.json()["error"]["message"]
             for name in ("base", "", " a", "x" * 200, "a\nb"):
                 assert (await http.post(LOAD, json={"lora_name": name, "lora_path": "a0"})).status_code == 400, name
             assert (await http.post(LOAD, json={"lora_name": "a0", "lora_path": "a0"})).is_success
-            full = await http.post(LOAD, json={"lora_name": "more", "lora_path": "a0"})
-            assert (full.status_code, "max_cpu_loras" in full.text) == (400, True)
             await text_of(http, "a0")
+
+    run(main())
+
+
+def test_those_that_left_memory_come_back_unless_their_files_are_others(house, run, tmp_path):
+    _, root = house
+    own = tmp_path / "root"
+    shutil.copytree(root, own)
+
+    async def ask(http, model):
+        answer = await http.post("/v1/completions", json={**COMPLETION, "model": model})
+        return answer.status_code, answer.text
+
+    async def main():
+        async with served(house, options={"adapter_root": str(own)}, max_loras=1, max_cpu_loras=1) as http:
+            names = ["a0", "a1", "a2"]
+            for name in names:
+                assert (await http.post(LOAD, json={"lora_name": name, "lora_path": name})).is_success
+            models = (await http.get("/v1/models")).json()["data"]
+            assert [one["id"] for one in models] == ["base", *names]
+            alone = [await text_of(http, name) for name in names]
+            assert len(set(alone)) == 3
+            together = await asyncio.gather(*[text_of(http, name) for name in names * 4])
+            assert together == alone * 4
+            metrics = (await http.get("/metrics")).text
+            assert 'quire:adapters_loaded{model_name="base"} 1.0' in metrics
+            assert "quire:adapter_evictions_total" in metrics
+            # what is named next reads files that have changed, then files that are gone
+            await text_of(http, "a2")
+            for file in ("adapter_config.json", "adapter_model.safetensors"):
+                shutil.copy(own / "a1" / file, own / "a0" / file)
+            answers = await asyncio.gather(ask(http, "a0"), ask(http, "a1"), ask(http, "base"), ask(http, "a2"))
+            assert [status for status, _ in answers] == [400, 200, 200, 200]
+            message = json.loads(answers[0][1])["error"]["message"]
+            assert message.startswith("a0: its files have changed since it was loaded. Load it again")
+            shutil.rmtree(own / "a0")
+            status, text = await ask(http, "a0")
+            assert (status, "adapter_config.json: is not there" in text) == (400, True)
+            shutil.copytree(root / "a0", own / "a0")
+            assert await text_of(http, "a0") == alone[0]
 
     run(main())
 
@@ -288,6 +328,11 @@ def test_only_the_administrator_may(house, run):
                 assert denied.status_code in (401, 403)
             allowed = await http.post(LOAD, json=body, headers={"authorization": "Bearer admin"})
             assert allowed.is_success
+            roots = {}
+            for key in ("user", "admin"):
+                answer = await http.get("/v1/models/sql", headers={"authorization": f"Bearer {key}"})
+                roots[key] = answer.json()["root"]
+            assert roots == {"user": "sql", "admin": str((house[1] / "a0").resolve())}
 
     run(main())
 

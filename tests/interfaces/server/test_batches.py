@@ -124,6 +124,8 @@ def test_embeddings_are_batched_too(run, batching, official):
             batch = await ended(server, client, await begun(client, line, endpoint=url))
             answer = (await lines_of(client, batch.output_file_id))["e"]["response"]["body"]
             direct = (await server.post(url, {"input": ["Hi", "Ho"]})).json()
+            assert answer.pop("id") != direct.pop("id")
+            assert answer.pop("created") <= direct.pop("created")
             assert answer == direct
             assert [request.priority for request in server.requests()] == [BACKGROUND_PRIORITY] * 2 + [0, 0]
 
@@ -136,6 +138,9 @@ def test_every_endpoint_of_batches_can_be_called(run, batching, official):
         TEXT: {"prompt": "Hi", "max_tokens": 4},
         "/v1/responses": {"input": "Hi", "max_output_tokens": 20, "store": False},
         "/v1/embeddings": {"input": "Hi"},
+        "/v1/classify": {"input": "Hi"},
+        "/v1/rerank": {"query": "Hi", "documents": ["Ho"]},
+        "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
     }
 
     async def main():

@@ -50,6 +50,13 @@ def test_what_reaches_the_engine(run, served):
         "ignore_eos": True,
         "stop_token_ids": [33],
         "skip_special_tokens": False,
+        "repetition_penalty": 1.25,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "top_p": 0.75,
+        "top_k": 9,
+        "do_sample": True,
+        "seed": 12,
     }
     generation_config = {"temperature": 0.25, "top_k": 5, "repetition_penalty": 1.2, "max_new_tokens": 7}
 
@@ -58,11 +65,14 @@ def test_what_reaches_the_engine(run, served):
             await server.complete(PROMPT, **fields)
             await server.chat(use_beam_search=True)
             asked, least = server.requests()
-            args = {"width": 3, "length_penalty": 0.5, "early_stopping": "never"}
+            args = {"width": 3, "length_penalty": 0.5, "early_stopping": "never", "do_sample": True}
             assert asked.decoding == DecodingSpec(method="beam_search", args=args)
             assert (asked.sampling.n, asked.sampling.max_tokens, asked.sampling.temperature) == (3, 8, 0.7)
             assert (asked.sampling.ignore_eos, asked.sampling.stop_token_ids) == (True, [33])
             assert asked.sampling.skip_special_tokens is False
+            penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty", "top_p", "top_k")
+            assert [getattr(asked.sampling, name) for name in penalties] == [1.25, 0.5, -0.5, 0.75, 9]
+            assert asked.seed == 12
             # one beam; of what the model's authors recommend for drawing, nothing but the length is for beams
             args = {"width": 1, "length_penalty": 1.0, "early_stopping": False}
             assert least.decoding == DecodingSpec(method="beam_search", args=args)
@@ -126,10 +136,9 @@ def test_several_prompts_and_their_text(run, served):
 
 # field -> a value that would change the answer, were it not for the beams
 WRONG = {
-    "top_p": 0.5, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.1,
-    "seed": 0, "stop": "x", "logit_bias": {"5": 1}, "bad_words": ["x"], "allowed_token_ids": [1], "min_tokens": 1,
+    "min_p": 0.1, "stop": "x", "logit_bias": {"5": 1}, "bad_words": ["x"], "allowed_token_ids": [1], "min_tokens": 1,
     "thinking_token_budget": 5, "logits_processors": ["x"],
-    "include_stop_str_in_output": True, "prompt_logprobs": 0,
+    "watermarking": True, "include_stop_str_in_output": True, "prompt_logprobs": 0, "logprob_token_ids": [1],
     "response_format": {"type": "json_object"},
     "structured_outputs": {"choice": ["a"]},
     "guided_json": {"type": "object"},
@@ -142,6 +151,9 @@ WRONG = {
 def test_every_field_is_for_beams_or_refused_with_them():
     assert set(WRONG) == set(NOT_WITH_BEAMS)
     whatever = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
+    # the prompt of beams is computed elsewhere as any other: tests/interfaces/deploy/test_disaggregation.py
+    whatever.add("kv_transfer_params")
+    whatever |= {"return_token_ids", "return_tokens_as_token_ids", "truncate_prompt_tokens", "truncation_side"}
     known = {*NOT_WITH_BEAMS, *_FOR_BEAMS, *whatever, "n", "use_beam_search"}
     assert set(GenerationFields.__struct_fields__) == known
 
@@ -185,6 +197,8 @@ OTHERS = {
     "penalty alone": ({"length_penalty": 2.0}, "length_penalty"),
     "stopping alone": ({"early_stopping": True}, "early_stopping"),
     "stopping alone, a word": ({"use_beam_search": False, "early_stopping": "never"}, "early_stopping"),
+    "draws alone": ({"do_sample": True}, "do_sample"),
+    "nucleus wrong": ({**BEAMS, "top_p": 1.5}, "top_p"),
     "stopping wrong": ({**BEAMS, "early_stopping": "always"}, "early_stopping"),
     "stopping a number": ({**BEAMS, "early_stopping": 1}, "early_stopping"),
     "penalty huge": ({**BEAMS, "length_penalty": 1000}, "length_penalty"),

@@ -154,6 +154,13 @@ def test_no_generation_field_is_forgotten_here():
     elsewhere |= {"thinking_token_budget"}
     # names of what is installed: the test above
     elsewhere |= {"logits_processors"}
+    # needs a store: tests/interfaces/deploy/test_disaggregation.py
+    elsewhere |= {"kv_transfer_params"}
+    # tests/interfaces/server/test_vllm_fields.py
+    elsewhere |= {"return_token_ids", "return_tokens_as_token_ids", "logprob_token_ids"}
+    elsewhere |= {"truncate_prompt_tokens", "truncation_side"}
+    # tests/interfaces/server/test_watermark.py
+    elsewhere |= {"watermarking"}
     elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS, *STRUCTURED_FIELDS}
     assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
 

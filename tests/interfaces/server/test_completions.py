@@ -21,6 +21,8 @@ def test_an_answer(run, served):
                     "finish_reason": "length",
                     "stop_reason": None,
                     "prompt_logprobs": None,
+                    "token_ids": None,
+                    "prompt_token_ids": None,
                 }
             ]
             assert body["usage"]["completion_tokens"] == 16

@@ -2,12 +2,18 @@
 
 import asyncio
 import base64
+import json
+from types import SimpleNamespace
 
 import numpy as np
 import openai
 import pytest
 
 from quire.errors import RequestError
+from quire.interfaces.server.openai.embeddings import EmbeddingRequest, EmbeddingWork
+from quire.interfaces.server.openai.pooling_work import PoolingUsage
+from quire.interfaces.server.openai.vector_bytes import as_bytes
+from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput
 from quire.testing.fake_core import vector_of
 
 
@@ -62,6 +68,72 @@ def test_float_and_base64_are_the_same_numbers(run, served):
     run(main())
 
 
+@pytest.mark.parametrize("order", ["little", "big", "native"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+def test_the_bytes_of_numbers(name, order):
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(name, name))
+    vector = np.random.default_rng(1).standard_normal(500).astype(np.float32)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    expected = torch.from_numpy(vector).to(dtype).view(bits).numpy()
+    expected = expected.byteswap() if order == "big" else expected
+    assert as_bytes(vector, name, order) == expected.tobytes()
+
+
+def test_vectors_as_bytes(run, served):
+    async def main():
+        async with served() as server:
+            whole = numbers(await embed(server, ["ab", "c"]))
+            answer = await embed(server, ["ab", "c"], encoding_format="bytes")
+            described = json.loads(answer.headers["metadata"])
+            assert [(one["index"], one["shape"]) for one in described["data"]] == [(0, [4]), (1, [4])]
+            for one, vector in zip(described["data"], whole, strict=True):
+                assert np.frombuffer(answer.content[one["start"] : one["end"]], "<f4").tolist() == vector.tolist()
+            alone = await embed(server, ["ab", "c"], encoding_format="bytes_only")
+            assert "metadata" not in alone.headers
+            assert alone.content == answer.content
+            refused = await server.post("/invocations", {"input": "a", "encoding_format": "bytes"})
+            assert refused.json()["error"]["param"] == "encoding_format"
+            refused = await embed(server, ["a"] * 513, encoding_format="bytes")
+            assert "bytes_only" in refused.json()["error"]["message"]
+
+    run(main())
+
+
+def test_the_places_of_vectors_fit_in_a_header():
+    output = EmbeddingRequestOutput("1", None, [], EmbeddingOutput(np.zeros(2**14, np.float32)))
+    usage = PoolingUsage(2**20, 2**20)
+    work = EmbeddingWork(SimpleNamespace(usage=usage), EmbeddingRequest(), SimpleNamespace(name="Große"))
+    described = work._described([output] * 512, [bytes(2**16)] * 512)
+    assert described.isascii()
+    assert len(described) < 2**16
+    assert json.loads(described)["model"] == "Große"
+
+
+def test_the_vector_of_a_chat(run, served):
+    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+
+    async def main():
+        async with served() as server:
+            render = server.engine.renderer.render_prompt
+            for fields in (
+                {"add_generation_prompt": False},
+                {"add_generation_prompt": True},
+                {"add_generation_prompt": False, "continue_final_message": True},
+            ):
+                answer = await server.post("/v1/embeddings", {"messages": messages, **fields})
+                assert answer.json()["id"].startswith("embd-")
+                assert server.requests()[-1].prompt_token_ids == render(messages, **fields).token_ids
+            plain = await server.post("/v1/embeddings", {"messages": messages})
+            invoked = await server.post("/invocations", {"messages": messages, "encoding_format": "float"})
+            assert invoked.json()["data"] == plain.json()["data"]
+            both = {"continue_final_message": True, "add_generation_prompt": True}
+            refused = await server.post("/v1/embeddings", {"messages": messages, **both})
+            assert "Cannot set both" in refused.json()["error"]["message"]
+
+    run(main())
+
+
 def test_dimensions_length_and_pooling(run, served):
     async def main():
         async with served() as server:
@@ -95,17 +167,19 @@ def test_dimensions_length_and_pooling(run, served):
         ({"input": 5}, "input", "must be"),
         ({"input": {}}, "input", "must be"),
         ({}, "input", "required"),
-        ({"input": [300]}, "input", "not in the vocabulary (0 to 260)"),
-        ({"input": [[1], [-1]]}, "input[1]", "input[1]: token id -1 is not in the vocabulary"),
+        ({"input": [300]}, "input", "out of vocabulary (0 to 260)"),
+        ({"input": [[1], [-1]]}, "input[1]", "input[1]: token id -1 is out of vocabulary"),
         ({"input": [10**30]}, "input", "vocabulary"),
         ({"input": ["a"] * 2049}, "input", "at most 2048"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "must be float or base64"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "must be one of float, base64"),
         ({"input": "a", "dimensions": 0}, "dimensions", "between 1"),
         ({"input": "a", "dimensions": 5}, "dimensions", "4 numbers"),
         ({"input": "a", "dimensions": "4"}, "dimensions", "whole number"),
-        ({"input": "a", "pooling": "cls"}, "pooling", "must be last or mean"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "never cut"),
-        ({"input": "a", "messages": []}, "messages", "not supported"),
+        ({"input": "a", "pooling": "cls"}, "pooling", "first token of this model"),
+        ({"input": "a", "truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens", "greater than max_model_len"),
+        ({"input": "a", "messages": []}, "messages", "not together with input"),
+        ({"input": "a", "embed_dtype": "int8"}, "embed_dtype", "must be one of float32"),
+        ({"input": "a", "endianness": "middle"}, "endianness", "must be one of little"),
         ({"input": "a", "priority": 2**40}, "priority", "between"),
         ({"input": "a", "encoding_formt": "float"}, "encoding_formt", "encoding_format"),
     ],
@@ -255,7 +329,7 @@ def test_the_official_client(run, served, on_a_socket):
             assert [entry.embedding for entry in found.data] == [entry.embedding for entry in plain.data]
             assert [entry.index for entry in found.data] == [0, 1]
             assert found.usage.prompt_tokens == 3
-            with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
+            with pytest.raises(openai.BadRequestError, match="out of vocabulary"):
                 await client.embeddings.create(input=[10**6], model="byte-model")
             await client.close()
 

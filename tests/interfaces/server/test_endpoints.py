@@ -1,6 +1,7 @@
 """The endpoints that generate nothing; ids, keys, origins and limits around all of them."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import httpx2 as httpx
@@ -9,6 +10,7 @@ import pytest
 from quire.interfaces.gateway import create_app
 from quire.interfaces.server import page
 from quire.interfaces.server.serving import Readiness
+from quire.observability.logging import JsonFormatter
 from quire.version import __version__
 
 
@@ -25,12 +27,35 @@ def test_models(run, served):
                 "owned_by": "quire",
                 "max_model_len": 512,
                 "has_chat_template": True,
+                "takes_images": False,
+                "makes": "text",
+                "root": "byte-model",
                 "parent": None,
             }
             assert (await server.http.get("/v1/models/byte-model")).json() == model
             models = server.state.models
             models._own = replace(models.own, name="org/name")
             assert (await server.http.get("/v1/models/org/name")).json()["id"] == "org/name"
+
+    run(main())
+
+
+def test_a_model_answers_to_all_its_names(run, served):
+    async def main():
+        async with served(model_aliases=("claude-*", "gpt-4o")) as server:
+            config = server.engine.config
+            names = {"served_model_names": ("byte-model", "other"), "further_model_names": ("folder",)}
+            server.engine._held.config = server.engine.config = replace(config, **names)
+            listed = (await server.http.get("/v1/models")).json()["data"]
+            assert [one["id"] for one in listed] == ["byte-model", "other"]
+            for name in ("byte-model", "other", "folder", "claude-4", "gpt-4o"):
+                assert (await server.chat(model=name)).json()["model"] == name
+                assert (await server.http.get(f"/v1/models/{name}")).json()["parent"] is None
+            # each event of the answer would bring it back
+            assert (await server.chat(model="claude-" + "x" * 1_000)).status_code == 404
+            refused = await server.chat(model="gpt-4")
+            assert refused.status_code == 404
+            assert refused.json()["error"]["code"] == "model_not_found"
 
     run(main())
 
@@ -43,7 +68,7 @@ def test_tokenize_and_back(run, served):
                 "count": 3,
                 "max_model_len": 512,
                 "tokens": [97, 195, 188],
-                "token_strs": ["a", "\ufffd", "\ufffd"],
+                "token_strs": ["a", "Ã", "¼"],
             }
             assert (await server.post("/detokenize", {"tokens": [97, 195, 188]})).json() == {"prompt": "aü"}
             assert (await server.post("/tokenize", {})).status_code == 400
@@ -106,7 +131,7 @@ def test_equal_ids_of_clients_do_not_meet(run, served):
 
 KEYS = ("first-key", "second-key")
 # of the page only what every tab needs: it holds no data
-PUBLIC = {"/health", "/health/live", "/health/ready", "/health/startup", "/version", *page.PATHS}
+PUBLIC = {"/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/version", *page.PATHS}
 BAD_AUTHORIZATIONS = [
     [],
     [("authorization", "Bearer wrong")],
@@ -186,6 +211,13 @@ def test_other_origins_are_not_invited(run, served):
             assert response.headers["access-control-allow-origin"] == "https://good.example"
 
     run(main())
+
+
+def test_the_page_makes_no_html_of_texts():
+    ways = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc")
+    found = [(path, way) for path, file in page.ASSETS.items() for way in ways if way in file.content.decode()]
+    assert found == []
+    assert len(page.ASSETS) > 20
 
 
 def test_a_page_elsewhere_can_send_no_form(run, served):
@@ -272,6 +304,39 @@ def test_who_is_refused_at_the_door_stands_in_the_log_with_where_it_wanted_to_go
     lines = [record for record in caplog.records if record.name == "quire.server.access"]
     said = [" ".join(record.getMessage().split()[:3]) for record in lines]
     assert said == ["GET /v1/models/{model_id:path} 401", "GET none 401", "POST /v1/completions 503"]
+    assert [(record.fields["route"], record.fields["status"]) for record in lines][1:] == [
+        ("none", 401),
+        ("/v1/completions", 503),
+    ]
+    assert all(record.getMessage().endswith(record.fields["client"]) for record in lines)
+
+
+def test_each_request_leaves_one_line_with_its_tokens_and_times(run, served, caplog):
+    caplog.set_level("INFO", "quire.server.access")
+
+    async def main():
+        async with served(api_keys=["secret"]) as server:
+            server.http.headers["authorization"] = "Bearer secret"
+            whole = (await server.chat(max_tokens=9)).json()["usage"]
+            await server.chat(max_tokens=9, stream=True)
+            several = (await server.complete(["Hi", "Hello"], n=2)).json()["usage"]
+            await server.http.get("/v1/models")
+            await server.http.get("/health")
+            return whole, several
+
+    whole, several = run(main())
+    lines = [record for record in caplog.records if record.name == "quire.server.access"]
+    fields = [json.loads(JsonFormatter().format(line)) for line in lines]
+    assert [one["route"] for one in fields] == ["/v1/chat/completions"] * 2 + ["/v1/completions", "/v1/models"]
+    for one, usage in zip(fields, (whole, whole, several), strict=False):
+        assert (one["prompt_tokens"], one["generated_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+        assert one["model"] == "byte-model"
+        assert 0 <= one["queue_seconds"] <= one["seconds"]
+        assert 0 <= one["prefill_seconds"] <= one["seconds"]
+    assert all(one["client"] and one["tenant"] for one in fields)
+    assert "prompt_tokens" not in fields[-1]
+    assert f"({whole['prompt_tokens']} tokens in, {whole['completion_tokens']} out, " in lines[0].getMessage()
+    assert not any("secret" in line.getMessage() for line in lines)
 
 
 def test_two_servers_count_apart(run, served):

@@ -26,7 +26,9 @@ POINTS = [*FAULTS.values(), f"in_forward:slow:when={STANDS_STILL}:count=1:second
 def server() -> Iterator[ServerProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_FAIL", ",".join(POINTS))
-        process = ServerProcess(["-m", "quire.interfaces.cli", "serve", "--port", "0", "--device", "cpu"])
+        # no more memory than the clients need: committing it keeps a fresh engine busy beside its steps
+        seats = ["--max-num-seqs", str(NUM_CLIENTS)]
+        process = ServerProcess(["-m", "quire.interfaces.cli", "serve", "--port", "0", "--device", "cpu", *seats])
     with process:
         process.wait_ready()
         yield process
@@ -34,7 +36,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def clients(server: ServerProcess) -> CompletionClients:
-    never_said = {str(token): -100.0 for token in FAULTS}
+    never_said = {str(token): -100.0 for token in (*FAULTS, STANDS_STILL)}
     return CompletionClients(server.wait_ready(), NUM_CLIENTS, logit_bias=never_said)
 
 

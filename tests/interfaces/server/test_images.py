@@ -50,6 +50,9 @@ def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) 
     content = [text, {"type": "input_image", "image_url": "http://127.0.0.1/x.png", "detail": "auto"}]
     answer = httpx.post(url + "/responses", json={"input": [{"role": "user", "content": content}], "instructions": "x"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].content[1].image_url")
+    # nobody looks for an image of which no vector is made
+    answer = httpx.post(url + "/embeddings", json={"messages": chat_with("http://127.0.0.1/x.png")})
+    assert answer.json()["error"]["message"] == "messages: vectors are of texts; leave the images out."
 
 
 def test_the_official_client(tmp_path):

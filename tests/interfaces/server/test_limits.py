@@ -518,7 +518,7 @@ def test_nothing_but_what_is_public_is_answered_without_a_key(run, served, host)
 
     async def main():
         async with served(api_keys=["one"], admin_api_key="root") as server:
-            public = {"/health", "/health/live", "/health/ready", "/health/startup", "/version"}
+            public = {"/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/version"}
             paths = [getattr(route, "path", "") for route in server.app.routes]
             assert len(paths) > 40
             for path in [*paths, *PATHS]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import socket
 
-from quire.interfaces.server.http_server import _doors
+from quire.interfaces.server.http_server import doors
 from quire.interfaces.server.transport.listener import listen
 
 
 def test_no_process_makes_the_socket_of_all_wait() -> None:
     """One that begins to listen would have the others wait in `accept` for a connection that it took itself."""
     first = listen("127.0.0.1", 0)
-    doors = [first]
+    opened = [first]
     try:
-        doors = _doors(first)
+        opened = doors(first)
         assert not os.get_blocking(first.fileno())
         # as a further process gets it: a number
-        doors += _doors(socket.socket(fileno=os.dup(first.fileno())))
-        assert not any(os.get_blocking(one.fileno()) for one in doors)
+        opened += doors(socket.socket(fileno=os.dup(first.fileno())))
+        assert not any(os.get_blocking(one.fileno()) for one in opened)
     finally:
-        for one in doors:
+        for one in opened:
             one.close()

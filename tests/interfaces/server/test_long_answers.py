@@ -13,6 +13,7 @@ from quire.engine_client import TokenDelta
 from quire.interfaces.generation import Generation, Unobserved
 from quire.interfaces.server.openai.logprobs import (
     CompletionLogprobsBuilder,
+    TokenNames,
     chat_logprobs,
     prompt_logprobs_json,
 )
@@ -98,7 +99,9 @@ SCORES = [{token_id + k: Logprob(-k - 0.5, k + 1, None) for k in range(4)} for t
 
 
 async def whole_completion():
-    return await CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build_whole(IDS, [None, *SCORES[1:]])
+    return await CompletionLogprobsBuilder(TokenNames(Texts()), 3, skip_special_tokens=True).build_whole(
+        IDS, [None, *SCORES[1:]]
+    )
 
 
 async def whole_prompt():
@@ -110,7 +113,9 @@ async def whole_prompt():
     [
         (
             whole_completion,
-            lambda: CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build(IDS, [None, *SCORES[1:]]),
+            lambda: CompletionLogprobsBuilder(TokenNames(Texts()), 3, skip_special_tokens=True).build(
+                IDS, [None, *SCORES[1:]]
+            ),
         ),
         (
             whole_prompt,
@@ -137,14 +142,28 @@ def test_log_probabilities_in_parts_are_the_same(run, whole, at_once):
     assert msgspec.json.encode(run(main())) == msgspec.json.encode(at_once())
 
 
+def test_wide_positions_have_turns_of_their_own(run):
+    wide = {token_id: Logprob(-1.0, token_id + 1, None) for token_id in range(2_000)}
+
+    async def main():
+        making = asyncio.ensure_future(prompt_logprobs_json([None, *[wide] * 20]))
+        num_turns = 0
+        while not making.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        assert num_turns > 20
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", [1, 7, NUM_TOKENS])
 def test_a_list_that_grew_in_parts_is_the_list(size):
     grown = JsonArray()
     for start in range(0, NUM_TOKENS, size):
         part = slice(start, start + size)
-        grown.extend(chat_logprobs(Texts(), IDS[part], SCORES[part], 3))
+        grown.extend(chat_logprobs(TokenNames(Texts()), IDS[part], SCORES[part], 3))
         grown.extend([])
-    assert msgspec.json.encode(grown.value()) == msgspec.json.encode(chat_logprobs(Texts(), IDS, SCORES, 3))
+    assert msgspec.json.encode(grown.value()) == msgspec.json.encode(chat_logprobs(TokenNames(Texts()), IDS, SCORES, 3))
 
 
 @pytest.mark.parametrize("num_choices", [0, 1, 2, 500])

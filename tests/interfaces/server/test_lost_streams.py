@@ -135,7 +135,11 @@ def test_a_rank_behind_several_processes_is_told_to_the_clients_of_each(model):
             clients += all_begun(url)
         os.kill(rank, signal.SIGKILL)
         assert len(check_ends(clients)) == len(clients)
-        until(lambda: ready(url) and ranks_of(server.pid) not in ([], [rank]), "the engine was not started anew")
+        # Twenty connections of their own, so that each process has said it.
+        until(
+            lambda: all(ready(url) for _ in range(20)) and ranks_of(server.pid) not in ([], [rank]),
+            "the engine was not started anew",
+        )
         for client in [Client(url, number) for number in range(NUM_CLIENTS)]:
             client.join(60)
             assert (client.errors, client.num_tokens) == ([], NUM_TOKENS)

@@ -39,7 +39,13 @@ def test_the_four_views(run, served):
     async def main():
         async with served() as server:
             state = (await server.http.get("/v1/observe/state")).json()
-            assert state["model"] == {"name": "byte-model", "max_model_len": 512, "has_chat_template": True}
+            assert state["model"] == {
+                "name": "byte-model",
+                "max_model_len": 512,
+                "has_chat_template": True,
+                "takes_images": False,
+                "makes": "text",
+            }
             assert [one["request"] for one in state["running"]] == [1, 2]
             assert [(one["request"], one["waits_for"]) for one in state["waiting"]] == [(3, "memory")]
             blocks = (await server.http.get("/v1/observe/blocks")).json()

@@ -188,8 +188,8 @@ def test_beams(client):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [choice.text for choice in whole.choices]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(**fields, top_p=0.5)
-    assert caught.value.param == "top_p"
+        client.completions.create(**fields, logit_bias={"7": 5})
+    assert caught.value.param == "logit_bias"
 
 
 def test_logit_bias_and_allowed_tokens(client, url):

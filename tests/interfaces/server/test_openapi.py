@@ -15,6 +15,7 @@ from quire.interfaces.server.wire.api_description import description_of
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm
 
+RANKING = {"query": "a", "documents": ["b"]}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
@@ -27,6 +28,7 @@ EXCHANGES = [
     ("GET", "/health/startup", None, None, 200),
     ("GET", "/health/live", None, None, 200),
     ("GET", "/version", None, None, 200),
+    ("GET", "/load", None, None, 200),
     ("GET", "/metrics", None, None, 200),
     ("GET", "/v1/observe/state", None, None, 200),
     ("GET", "/v1/observe/blocks", None, None, 200),
@@ -47,6 +49,15 @@ EXCHANGES = [
         {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
         200,
     ),
+    ("POST", CHAT, None, {"messages": MESSAGES, "return_token_ids": True, "echo": True}, 200),
+    ("POST", CHAT, None, {"messages": MESSAGES, "return_token_ids": True, "stream": True}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a", "return_token_ids": True, "stream": True}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a", "return_token_ids": False}, 200),
+    ("GET", "/ping", None, None, 200),
+    ("POST", "/ping", None, {}, 200),
+    ("POST", "/invocations", None, {"prompt": "a"}, 200),
+    ("POST", "/invocations", None, {"model": "a"}, 400),
+    ("GET", "/tokenizer_info", None, None, 404),
     ("POST", CHAT, None, {"messages": []}, 400),
     ("POST", CHAT, None, {"messages": MESSAGES, "model": "x"}, 404),
     ("POST", COMPLETIONS, None, {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "echo": True}, 200),
@@ -66,12 +77,38 @@ EXCHANGES = [
     ("GET", RESPONSES + "/none/input_items", RESPONSES + "/{response_id}/input_items", None, 404),
     ("GET", RESPONSES + "/none/input_items?limit=0", RESPONSES + "/{response_id}/input_items", None, 400),
     ("POST", ANTHROPIC, None, {"messages": MESSAGES, "max_tokens": 9}, 200),
+    ("POST", "/api/chat", None, {"model": "byte-model", "messages": MESSAGES}, 200),
+    ("POST", "/api/chat", None, {"model": "byte-model", "messages": MESSAGES, "stream": False}, 200),
+    ("POST", "/api/chat", None, {"model": "x", "messages": MESSAGES}, 404),
+    ("POST", "/api/generate", None, {"model": "byte-model", "prompt": "Hi"}, 200),
+    ("POST", "/api/generate", None, {"model": "byte-model", "prompt": "Hi", "stream": False, "logprobs": True}, 200),
+    ("POST", "/api/generate", None, {"model": "byte-model", "prompt": "Hi", "think": "x"}, 400),
+    ("POST", "/api/embed", None, {"model": "byte-model", "input": []}, 200),
+    ("POST", "/api/embeddings", None, {"model": "byte-model", "prompt": ""}, 200),
+    ("POST", "/api/show", None, {"model": "byte-model"}, 200),
+    ("POST", "/api/pull", None, {"model": "byte-model"}, 200),
+    ("POST", "/api/pull", None, {"model": "x"}, 403),
+    ("GET", "/api/tags", None, None, 200),
+    ("POST", "/completion", None, {"prompt": "Hi", "n_probs": 2}, 200),
+    ("POST", "/completion", None, {"prompt": "Hi"}, 200),
+    ("POST", "/completion", None, {}, 400),
+    ("POST", "/infill", None, {"input_prefix": "a", "input_suffix": "b"}, 400),
+    ("POST", "/apply-template", None, {"messages": MESSAGES}, 200),
+    ("GET", "/props", None, None, 200),
+    ("GET", "/slots", None, None, 200),
+    ("GET", "/api/ps", None, None, 200),
+    ("GET", "/api/version", None, None, 200),
     ("POST", ANTHROPIC, None, {"messages": MESSAGES}, 400),
     ("POST", ANTHROPIC + "/count_tokens", None, {"messages": MESSAGES}, 200),
     ("POST", ANTHROPIC + "/count_tokens", None, {"messages": MESSAGES, "model": "x"}, 404),
     ("POST", "/v1/embeddings", None, {"input": ["a", "b"]}, 200),
     ("POST", "/v1/embeddings", None, {"input": "a", "encoding_format": "base64"}, 200),
     ("POST", "/v1/embeddings", None, {"input": []}, 400),
+    *(("POST", f"/v1/audio/{kind}", None, {"model": "x"}, 415) for kind in ("transcriptions", "translations")),
+    ("POST", "/pooling", None, {"input": "a"}, 200),
+    *(("POST", path, None, {"input": "a"}, 400) for path in ("/classify", "/v1/classify")),
+    *(("POST", path, None, {"text_1": "a", "text_2": "b"}, 400) for path in ("/score", "/v1/score")),
+    *(("POST", f"{version}/rerank", None, RANKING, 400) for version in ("", "/v1", "/v2")),
     ("POST", "/tokenize", None, {"prompt": "a", "return_token_strs": True}, 200),
     ("POST", "/tokenize", None, {"messages": MESSAGES}, 200),
     ("POST", "/tokenize", None, {}, 400),
@@ -83,6 +120,10 @@ ADMIN_EXCHANGES = [
     ("POST", "/v1/load_lora_adapter", None, {"lora_name": "a", "lora_path": "a"}, 400),
     ("POST", "/v1/unload_lora_adapter", None, {"lora_name": "a"}, 404),
     ("POST", "/v1/admin/update_weights", None, {"path": "a.safetensors"}, 400),
+    ("GET", "/is_sleeping", None, None, 200),
+    ("POST", "/sleep?level=3", "/sleep", None, 400),
+    ("POST", "/sleep?level=2", "/sleep", None, 200),
+    ("POST", "/wake_up?tags=weights", "/wake_up", None, 200),
     ("GET", PREFIXES, None, None, 200),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 201),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 409),
@@ -165,8 +206,9 @@ def check(whole, operation, response, events_of):
     media_type = response.headers["content-type"].partition(";")[0]
     schema = described["content"][media_type]["schema"]
     assert response.headers["x-request-id"]
-    if media_type == "text/event-stream":
-        events = events_of(response.text)
+    if media_type in ("text/event-stream", "application/x-ndjson"):
+        is_lines = media_type == "application/x-ndjson"
+        events = [json.loads(line) for line in response.text.splitlines()] if is_lines else events_of(response.text)
         assert events
         for event in events:
             validator_of(whole, schema["x-event"]).validate(event)

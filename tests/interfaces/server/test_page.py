@@ -88,7 +88,7 @@ def test_a_chat_streams_an_answer_with_the_keyboard_alone(tab: Tab):
         order.append(tab.evaluate("document.activeElement.id || document.activeElement.tagName"))
     assert order[0] == "send"
     assert len(set(order)) == 4
-    tab.evaluate("document.querySelector('#clear').focus()")
+    tab.evaluate("document.querySelector('#new').focus()")
     tab.press("Enter")
     assert tab.evaluate("document.querySelectorAll('.message').length") == 0
 
@@ -159,6 +159,25 @@ def test_a_model_without_a_chat_template_gets_a_box_for_completions(tab: Tab):
     tab.press("Enter")
     tab.wait_until("document.querySelector('.facts')")
     assert any(address.endswith("/v1/completions") for address in tab.requested)
+
+
+@pytest.mark.parametrize(("makes", "address"), [("labels", "/v1/rerank"), ("vectors", "/v1/embeddings")])
+def test_a_model_that_writes_nothing_says_what_it_is_for(tab: Tab, makes: str, address: str):
+    tab.evaluate(
+        """(() => {
+          const real = window.fetch;
+          window.fetch = async (path, options) => {
+            const answer = await real(path, options);
+            if (path !== '/v1/observe/state' || !answer.ok) return answer;
+            const state = await answer.json();
+            state.model.makes = 'MAKES';
+            return Response.json(state);
+          };
+        })()""".replace("MAKES", makes)
+    )
+    tab.wait_until(f"document.querySelector('#empty-text').textContent.includes('{address}')")
+    assert tab.evaluate("document.querySelector('#composer').hidden")
+    assert tab.evaluate("document.querySelector('#examples').hidden")
 
 
 def test_a_trace_is_saved_from_the_page(tab: Tab):

@@ -415,10 +415,22 @@ def test_what_every_process_answers_exists():
         ("POST", "/v1%2Fchat/completions", False),
         ("GET", "http://host/health", False),
         ("BREW", "/health", False),
+        ("POST", "/invocations", True),
+        ("GET", "/ping", True),
+        ("POST", "/llm/v1/completions?x=1", False),
     ],
 )
 def test_who_answers(method: str, target: str, is_for_all: bool):
     assert is_for_any(method.encode(), target.encode()) == is_for_all
+
+
+@pytest.mark.parametrize(
+    ("target", "is_for_all"),
+    [("/llm/v1/completions?x=1", True), ("/v1/completions", True), ("/llm/v1/responses", False),
+     ("/llmx/v1/completions", False), ("/llm/llm/v1/completions", False)],
+)  # fmt: skip
+def test_who_answers_behind_a_prefix(target: str, is_for_all: bool):
+    assert is_for_any(b"POST", target.encode(), b"/llm") == is_for_all
 
 
 def test_a_connection_goes_on_with_what_was_read_of_it():
@@ -458,6 +470,15 @@ def test_what_several_processes_need():
     secrets = {with_shared_secret(several).tenant_secret for _ in range(2)}
     assert len(secrets) == 2
     assert with_shared_secret(ServerOptions()).tenant_secret is None
+
+
+def test_halves_of_requests_need_one_secret_of_tenants():
+    with pytest.raises(OptionError, match="role=decode: each tenant's blocks have names of their own"):
+        check_possible(ServerOptions(api_keys=("a", "b")), fake_config(role="decode", kv_store="host"))
+    check_possible(ServerOptions(api_keys=("a", "b")), fake_config())
+    check_possible(ServerOptions(api_keys=("a",)), fake_config(role="decode", kv_store="host"))
+    check_possible(ServerOptions(api_keys=("a", "b"), tenant_secret="c"), fake_config(role="decode", kv_store="host"))
+    check_possible(ServerOptions(), fake_config(role="prefill", kv_store="host"))
     assert with_shared_secret(ServerOptions(api_server_count=2, tenant_secret="mine")).tenant_secret == "mine"
 
 

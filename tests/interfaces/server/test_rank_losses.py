@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from tests.support.rank_processes import ancestors, is_there, ranks_of
 from tests.support.server_process import ServerProcess
-from tests.support.streams import Client, answers, is_ready, until
+from tests.support.streams import Client, ServedTime, answers, is_ready, until
 
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -77,16 +77,17 @@ def lose_at_work(model, moment, rank, number, division=RANKS):
         clients = [Client(url, prompt) for prompt in PROMPTS]
         if moment != "prefill":
             until(lambda: all(client.said for client in clients), 60.0, "no token came")
+        concerned = [os.getpid(), server.pid, *before]
         # to the middle of what takes long
         time.sleep(STEP / 2)
+        served = ServedTime(concerned)
         os.kill(before[rank], number)
-        signalled_at = time.monotonic()
         limit = LIMIT + (STEP if number == signal.SIGSTOP else 0.0)
-        until(lambda: not is_ready(url), limit, "it says that it is ready")
+        until(lambda: not is_ready(url), limit, "it says that it is ready", concerned)
         for client, said in zip(clients, expected, strict=True):
             client.join(30)
             assert "The engine was lost" in client.error
-            assert client.ended_at - signalled_at < limit
+            assert served.until(client.ended_at) < limit
             length = min(len(client.said), len(said))
             assert client.said[:length] == said[:length], "a wrong token"
         check_serves_again(server, url, before, expected)
@@ -98,7 +99,7 @@ def lose_while_idle(model, rank, number):
         expected = answers(url, PROMPTS)
         before = processes(server)
         os.kill(before[rank], number)
-        until(lambda: not is_ready(url), LIMIT, "it says that it is ready")
+        until(lambda: not is_ready(url), LIMIT, "it says that it is ready", [os.getpid(), server.pid, *before])
         check_serves_again(server, url, before, expected)
 
 

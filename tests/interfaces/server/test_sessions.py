@@ -316,7 +316,7 @@ def test_a_turn_whose_session_is_closed_meanwhile_says_so(run, keeping, monkeypa
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2}, {"use_beam_search": True}, {"prompt_logprobs": 1}, {"priority": 1}, {"cache_salt": "x"},
+        {"prompt_logprobs": 1}, {"priority": 1}, {"cache_salt": "x"},
         {"continue_final_message": True}, {"add_generation_prompt": False}, {"messages": []}, {"max_token": 3},
     ],
 )  # fmt: skip

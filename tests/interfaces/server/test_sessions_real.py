@@ -45,6 +45,23 @@ async def converse(http, engine):
     await share_and_give_back(http, engine, here, fork)
 
 
+async def choose(http):
+    """Turns of several choices: the session goes on with the first one."""
+    here = f"/v1/sessions/{(await ask(http, 'POST', '/v1/sessions'))['id']}"
+    messages = []
+    several = {"n": 2, "use_beam_search": True}
+    for question, more in zip(QUESTIONS, (several, {"n": 2, "temperature": 1.0, "seed": 3}, {}), strict=True):
+        messages.append({"role": "user", "content": question})
+        fields = {**GREEDY, **more}
+        turn = await ask(http, "POST", f"{here}/messages", messages=messages[-1:], **fields)
+        alone = {**fields, "messages": messages, "cache_salt": f"never met {len(messages)}"}
+        assert turn["choices"] == (await ask(http, "POST", "/v1/chat/completions", **alone))["choices"]
+        assert len(turn["choices"]) == more.get("n", 1)
+        messages.append(turn["choices"][0]["message"])
+    assert len((await ask(http, "GET", here))["turns"]) == 3
+    await ask(http, "DELETE", here)
+
+
 async def share_and_give_back(http, engine, here, fork):
     shown = await ask(http, "GET", here)
     held = (await engine.statistics())["num_blocks_held"]
@@ -69,6 +86,7 @@ def test_a_session_is_the_chat_sent_whole():
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://quire.test", timeout=60) as http:
                 await converse(http, engine)
+                await choose(http)
             await app.state.services.stop()
 
     asyncio.run(asyncio.wait_for(main(), 120))

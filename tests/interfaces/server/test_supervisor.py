@@ -14,7 +14,8 @@ from quire.engine_client.replica_link import Loss
 from quire.engine_core.pulse import Pulse
 from quire.errors import EngineDeadError
 from quire.interfaces.server.life.crash_reports import MOST_REPORTS, CrashReports
-from quire.interfaces.server.life.supervisor import RestartPolicy, Supervisor
+from quire.interfaces.server.life.supervisor import Supervisor
+from quire.interfaces.server.restart_policy import RestartPolicy
 from quire.messages import EngineReady
 from quire.observability.metrics import ServerMetrics
 from quire.testing.fake_llm import fake_config

@@ -20,6 +20,12 @@ _SHARED = {
     "temperature": "temperature",
     "ignore_eos": "ignore_eos",
     "n": "num_return_sequences",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "seed": "seed",
 }
 
 
@@ -30,6 +36,10 @@ def add_beam_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--early-stopping", dest="beams_early_stopping", choices=_EARLY_STOPPING, default=argparse.SUPPRESS,
         help="end the search when as many are complete as beams are followed (default: false)",
+    )  # fmt: skip
+    group.add_argument(
+        "--do-sample", dest="beams_do_sample", action="store_true", default=argparse.SUPPRESS,
+        help="draw their continuations, by --seed and --temperature",
     )  # fmt: skip
 
 
@@ -47,8 +57,7 @@ def beams_of(arguments: argparse.Namespace, sampling: dict[str, Any], **defaults
         if field not in _SHARED:
             flag = "--" + field.replace("_", "-")
             raise OptionError(
-                f"{flag}: not with --beam-width: beams are the most probable continuations as the model sees them. "
-                "Leave one of the two out."
+                f"{flag}: not with --beam-width: no token is forbidden to beams. Leave one of the two out."
             )
         typed[_SHARED[field]] = value
     try:

@@ -35,6 +35,9 @@ WORKLOADS = {
     "parallel": ("w4", "bench_engine", "PARALLEL", "several answers to one prompt, and beam search"),
     "prompt": ("w5", "bench_engine", "PROMPT", "one long prompt"),
     "serve": ("w6", "bench_serve", "SERVE", "the server, under requests that arrive at random"),
+    "long-context": ("w10", "bench_engine", "LONG_CONTEXT", "one prompt of 32,768 tokens or more"),
+    "agents": ("w11", "bench_engine", "AGENTS", "agents, each a chain of calls that grows"),
+    "images": ("w12", "bench_engine", "IMAGES", "chats with images"),
     "steps": ("w8", "bench_steps", "STEPS", "steps of all sizes, for simulations"),
     "start": ("w7", "bench_start", "START", "from the start of a process to its first token"),
 }

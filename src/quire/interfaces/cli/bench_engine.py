@@ -1,13 +1,13 @@
-"""`quire bench stream|batch|shared-prefix|parallel|prompt`: W1 to W5, measured on an engine in rounds."""
+"""`quire bench stream|batch|shared-prefix|parallel|prompt|long-context|agents|images`: on an engine, in rounds."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from quire.interfaces.cli import bench_workloads as workloads
 from quire.interfaces.cli.bench_flags import (
@@ -20,9 +20,9 @@ from quire.interfaces.cli.bench_flags import (
     whole_number,
 )
 from quire.interfaces.cli.bench_numbers import Result
-from quire.interfaces.cli.bench_perform import Outcome, perform
+from quire.interfaces.cli.bench_perform import Outcome, perform, perform_chains, perform_pictures
 from quire.interfaces.cli.bench_sheet import Ruler, Sheet
-from quire.interfaces.cli.bench_workloads import TokenSource, Work
+from quire.interfaces.cli.bench_workloads import Chains, Pictures, TokenSource, Work
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.session import open_engine
 
@@ -35,20 +35,32 @@ _WARM_UP_TOKENS = 4
 _WARM_UP_ROUND = -1
 
 
+class Task(Protocol):
+    """What is asked of an engine."""
+
+    def shortened(self, num_tokens: int) -> Self:
+        """The first of it, for the warm-up."""
+
+
+T = TypeVar("T", bound=Task)
+
+
 @dataclass(frozen=True)
-class EngineWorkload:
-    """One workload as a command: what a round asks, and what is noted of it."""
+class EngineWorkload(Generic[T]):
+    """One workload as a command: what a round asks, how, and what is noted of it."""
 
     number: str
     title: str
     rounds: int
     sizes: tuple[Size, ...]
-    works: Callable[[TokenSource, Sizes], list[Work]]
-    note: Callable[[Sheet, Ruler, list[Work], list[Outcome]], None]
+    works: Callable[[TokenSource, Sizes], list[T]]
+    note: Callable[[Sheet, Ruler, list[T], list[Outcome]], None]
+    perform: Callable[[AsyncLLM, T, int], Awaitable[Outcome]]
 
     @property
     def description(self) -> str:
-        return f"{self.number}, {self.title}: medians and quartiles over rounds, and how much of the limit they are"
+        shares = "and, where there is a limit, how much of it they are"
+        return f"{self.number}, {self.title}: medians and quartiles over rounds, {shares}"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "%(prog)s [MODEL] [options]"
@@ -75,7 +87,7 @@ class EngineWorkload:
             await self._warm_up(engine, sizes, seed)
             for number in range(rounds):
                 works = self.works(TokenSource(config.facts.vocab_size, seed, number), sizes)
-                outcomes = [await perform(engine, work, seed) for work in works]
+                outcomes = [await self.perform(engine, work, seed) for work in works]
                 self.note(sheet, ruler, works, outcomes)
         settings = {**sizes, "precision": config.worker.quantization or config.worker.dtype, "seed": seed}
         return Result(self.number, self.title, config.served_model_name, settings, sheet.measures, limits)
@@ -83,8 +95,7 @@ class EngineWorkload:
     async def _warm_up(self, engine: AsyncLLM, sizes: Sizes, seed: int) -> None:
         """The first request of each kind, cut short."""
         for work in self.works(TokenSource(engine.config.facts.vocab_size, seed, _WARM_UP_ROUND), sizes):
-            lengths = [min(_WARM_UP_TOKENS, work.output_lengths[0])]
-            await perform(engine, Work(work.prompts[:1], lengths, work.num_answers, work.beam_width), seed)
+            await self.perform(engine, work.shortened(_WARM_UP_TOKENS), seed)
 
 
 def _note_stream(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
@@ -128,6 +139,38 @@ def _note_prompt(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[O
         sheet.note("arithmetic", ruler.cost.prompt_operations(length) / seconds / 1e9, "GOP/s", ruler.peak / 1e9)
 
 
+def _note_long_context(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    length = works[0].num_prompt_tokens
+    first, again = outcomes
+    seconds = first.times_to_first_token[0]
+    sheet.note("prompt tokens", length / seconds, "tokens/s", ruler.prompt_rate(length))
+    sheet.note("time to first token", seconds, "s")
+    sheet.note("time to first token, again", again.times_to_first_token[0], "s")
+    sheet.note("tokens after the first", first.decode_rate, "tokens/s", ruler.decode_rate(length))
+
+
+def _note_agents(sheet: Sheet, ruler: Ruler, works: list[Chains], outcomes: list[Outcome]) -> None:
+    [outcome] = outcomes
+    calls = outcome.timelines
+    first = [call.time_to_first_token for call in calls if call.is_first]
+    later = [call.time_to_first_token for call in calls if not call.is_first]
+    sheet.note("all calls", outcome.seconds, "s")
+    sheet.note("calls", len(calls) / outcome.seconds, "1/s")
+    sheet.note("first call's first token", median(first) * 1e3, "ms")
+    if later:
+        sheet.note("later calls' first token", median(later) * 1e3, "ms")
+    num_prompt = sum(call.num_prompt_tokens for call in calls)
+    sheet.note("prompt tokens found", 100 * sum(call.num_cached_tokens for call in calls) / num_prompt, "%")
+
+
+def _note_pictures(sheet: Sheet, ruler: Ruler, works: list[Pictures], outcomes: list[Outcome]) -> None:
+    """The second time the images were seen before."""
+    for name, outcome in zip(("images are new", "images were seen before"), outcomes, strict=True):
+        sheet.note(name, outcome.seconds, "s")
+        sheet.note(f"{name}, first token", median(outcome.times_to_first_token), "s")
+    sheet.note("prompt", median(call.num_prompt_tokens for call in outcomes[0].timelines), "tokens")
+
+
 def _shared_works(source: TokenSource, sizes: Sizes) -> list[Work]:
     work = workloads.shared_prefix(source, **sizes)
     return [work, workloads.with_known_prefix(work, source)]
@@ -146,7 +189,7 @@ _OUTPUT = "tokens of each answer"
 STREAM = EngineWorkload(
     "W1", "one stream", 5,
     (Size("--input-length", 128, 1, _INPUT), Size("--output-length", 128, 2, _OUTPUT)),
-    lambda source, sizes: [workloads.stream(source, **sizes)], _note_stream,
+    lambda source, sizes: [workloads.stream(source, **sizes)], _note_stream, perform,
 )  # fmt: skip
 BATCH = EngineWorkload(
     "W2", "many requests of log-normal lengths at once", 1,
@@ -155,7 +198,7 @@ BATCH = EngineWorkload(
         Size("--input-length", 0, 0, "mean tokens of a prompt; 0: as the workload has it, 161.5"),
         Size("--output-length", 0, 0, "mean tokens of an answer; 0: as the workload has it, 128.9"),
     ),
-    lambda source, sizes: [workloads.batch(source, **sizes)], _note_batch,
+    lambda source, sizes: [workloads.batch(source, **sizes)], _note_batch, perform,
 )  # fmt: skip
 SHARED_PREFIX = EngineWorkload(
     "W3", "requests that begin alike", 3,
@@ -165,7 +208,7 @@ SHARED_PREFIX = EngineWorkload(
         Size("--input-length", 32, 1, "tokens of each prompt that are its own"),
         Size("--output-length", 32, 1, _OUTPUT),
     ),
-    _shared_works, _note_shared,
+    _shared_works, _note_shared, perform,
 )  # fmt: skip
 PARALLEL = EngineWorkload(
     "W4", "several answers to one prompt, and beam search", 3,
@@ -175,10 +218,40 @@ PARALLEL = EngineWorkload(
         Size("--num-answers", 8, 2, "answers that are drawn"),
         Size("--beam-width", 4, 2, "beams"),
     ),
-    _parallel_works, _note_parallel,
+    _parallel_works, _note_parallel, perform,
 )  # fmt: skip
 PROMPT = EngineWorkload(
     "W5", "one long prompt", 5,
     (Size("--input-length", 2048, 1, _INPUT),),
-    lambda source, sizes: [workloads.prompt(source, **sizes)], _note_prompt,
+    lambda source, sizes: [workloads.prompt(source, **sizes)], _note_prompt, perform,
+)  # fmt: skip
+LONG_CONTEXT = EngineWorkload(
+    "W10", "a very long prompt, and a question behind it", 1,
+    (
+        Size("--input-length", 32_768, 1, "tokens of the prompt, fewer than the model takes"),
+        Size("--output-length", 64, 2, _OUTPUT),
+    ),
+    lambda source, sizes: workloads.long_context(source, **sizes), _note_long_context, perform,
+)  # fmt: skip
+AGENTS = EngineWorkload(
+    "W11", "agents, each a chain of calls", 1,
+    (
+        Size("--num-agents", 8, 1, "agents at once"),
+        Size("--num-calls", 6, 2, "calls of each, one after the other"),
+        Size("--shared-prefix", 1024, 1, "tokens of the instructions that all begin with"),
+        Size("--input-length", 256, 1, "tokens of each agent's task"),
+        Size("--result-length", 256, 1, "tokens that a tool puts behind an answer"),
+        Size("--output-length", 64, 1, _OUTPUT),
+    ),
+    lambda source, sizes: [workloads.agents(source, **sizes)], _note_agents, perform_chains,
+)  # fmt: skip
+IMAGES = EngineWorkload(
+    "W12", "chats with images, which need a model that takes some", 3,
+    (
+        Size("--num-requests", 4, 1, "requests at once"),
+        Size("--num-images", 1, 1, "images of each"),
+        Size("--size", 1024, 28, "pixels a side"),
+        Size("--output-length", 32, 1, _OUTPUT),
+    ),
+    lambda source, sizes: [workloads.pictures(source, **sizes)] * 2, _note_pictures, perform_pictures,
 )  # fmt: skip

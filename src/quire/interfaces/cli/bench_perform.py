@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.interfaces.cli.bench_report import Timeline
-from quire.interfaces.cli.bench_workloads import Work
+from quire.interfaces.cli.bench_workloads import Chains, Pictures, Work
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.interfaces.async_llm import AsyncLLM
+    from quire.interfaces.async_llm import AnyPrompt, AsyncLLM
+    from quire.renderer import RenderedPrompt
 
 Clock = Callable[[], float]
 
@@ -76,3 +77,63 @@ async def timeline_of(engine: AsyncLLM, prompt: list[int], params: GenerationPar
     async for output in engine.generate({"prompt_token_ids": prompt}, params, delta=True):
         timeline.add(clock(), sum(len(answer.token_ids) for answer in output.outputs))
     return timeline
+
+
+async def perform_chains(engine: AsyncLLM, chains: Chains, seed: int = 0, clock: Clock = time.perf_counter) -> Outcome:
+    """All agents at once, the calls of each one after the other."""
+    params = _greedy(chains.output_length)
+
+    async def agent(tokens: list[int], results: Sequence[Sequence[int]]) -> list[Timeline]:
+        calls: list[Timeline] = []
+        for result in [[], *results]:
+            tokens = [*tokens, *result]
+            call = Timeline(num_prompt_tokens=len(tokens), start=clock(), is_first=not calls)
+            tokens = tokens + await _follow(engine, {"prompt_token_ids": tokens}, params, call, clock)
+            calls.append(call)
+        return calls
+
+    start = clock()
+    pairs = zip(chains.beginnings, chains.results, strict=True)
+    found = await asyncio.gather(*(agent(list(beginning), results) for beginning, results in pairs))
+    return Outcome(clock() - start, [call for calls in found for call in calls])
+
+
+async def perform_pictures(
+    engine: AsyncLLM, pictures: Pictures, seed: int = 0, clock: Clock = time.perf_counter
+) -> Outcome:
+    """The images are cut into patches before the clock starts: that is the front end's work."""
+    from PIL import Image
+
+    size = (pictures.size, pictures.size)
+    prompts = []
+    for images in pictures.images:
+        parts: list[Any] = [{"type": "image", "image": Image.frombytes("RGB", size, image)} for image in images]
+        parts.append({"type": "text", "text": "What is this?"})
+        prompts.append(engine.renderer.render_prompt([{"role": "user", "content": parts}]))
+    params = _greedy(pictures.output_length)
+
+    async def request(prompt: RenderedPrompt) -> Timeline:
+        timeline = Timeline(num_prompt_tokens=len(prompt.token_ids), start=clock())
+        await _follow(engine, prompt, params, timeline, clock)
+        return timeline
+
+    start = clock()
+    timelines = await asyncio.gather(*(request(prompt) for prompt in prompts))
+    return Outcome(clock() - start, list(timelines))
+
+
+def _greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+
+
+async def _follow(
+    engine: AsyncLLM, prompt: AnyPrompt, params: SamplingParams, timeline: Timeline, clock: Clock
+) -> list[int]:
+    """The tokens of the answer."""
+    token_ids: list[int] = []
+    async for output in engine.generate(prompt, params, delta=True):
+        new = output.outputs[0].token_ids
+        timeline.add(clock(), len(new))
+        timeline.num_cached_tokens = output.num_cached_tokens or 0
+        token_ids += new
+    return token_ids

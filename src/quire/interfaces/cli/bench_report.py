@@ -16,6 +16,10 @@ class Timeline:
 
     num_prompt_tokens: int
     start: float
+    # of the prompt, what was there before
+    num_cached_tokens: int = 0
+    # of a chain of calls
+    is_first: bool = True
     arrivals: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, now: float, num_tokens: int) -> None:

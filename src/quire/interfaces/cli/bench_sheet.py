@@ -52,9 +52,11 @@ class Ruler:
     def has_limits(self) -> bool:
         return self.cost is not None and self.peak > 0 and self.limits.bandwidth > 0
 
-    def decode_rate(self) -> float | None:
-        """Tokens a second of one stream, if reading the weights were all."""
-        return self.limits.bandwidth / self.cost.step_bytes(1) if self.cost and self.limits.bandwidth else None
+    def decode_rate(self, length: int = 0) -> float | None:
+        """Tokens a second of one stream, if reading the weights and the KV of so many tokens were all."""
+        if not self.cost or not self.limits.bandwidth:
+            return None
+        return self.limits.bandwidth / (self.cost.step_bytes(1) + length * self.cost.kv_bytes_per_token)
 
     def prompt_rate(self, length: int) -> float | None:
         """Tokens a second of one prompt, if arithmetic were all."""

@@ -16,6 +16,8 @@ BATCH_SIGMA = 0.9
 BATCH_REQUESTS = 64
 BATCH_PROMPT_TOKENS = 10_335
 BATCH_OUTPUT_TOKENS = 8_248
+# tokens behind a long prompt that is known
+_QUESTION = 32
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,38 @@ class Work:
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
+    def shortened(self, num_tokens: int) -> Work:
+        """The first request alone, with an answer of at most so many tokens."""
+        lengths = [min(num_tokens, self.output_lengths[0])]
+        return Work(self.prompts[:1], lengths, self.num_answers, self.beam_width)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Agents at work (2.4): each asks, gets an answer, puts what a tool said behind it, and asks again."""
+
+    beginnings: Sequence[Sequence[int]]
+    # of each agent, call by call, what comes behind the answer before it
+    results: Sequence[Sequence[Sequence[int]]]
+    output_length: int
+
+    def shortened(self, num_tokens: int) -> Chains:
+        """One agent's first call."""
+        return Chains(self.beginnings[:1], [[]], min(num_tokens, self.output_length))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Requests that arrive together, each a chat with images and a question."""
+
+    # bytes of levels, height x width x 3
+    images: Sequence[Sequence[bytes]]
+    size: int
+    output_length: int
+
+    def shortened(self, num_tokens: int) -> Pictures:
+        return Pictures(self.images[:1], self.size, min(num_tokens, self.output_length))
+
 
 class TokenSource:
     """Token ids from a seed. A round never repeats an earlier one's tokens, or a prefix cache would answer it.
@@ -60,6 +94,10 @@ class TokenSource:
 
     def tokens(self, count: int) -> list[int]:
         return [self._draw.randrange(self._vocab_size) for _ in range(count)]
+
+    def levels(self, count: int) -> bytes:
+        """Of a picture."""
+        return self._draw.randbytes(count)
 
 
 def stream(source: TokenSource, *, input_length: int = 128, output_length: int = 128) -> Work:
@@ -119,6 +157,38 @@ def answers(source: TokenSource, *, num_answers: int = 8, input_length: int = 25
 def beams(source: TokenSource, *, beam_width: int = 4, input_length: int = 256, output_length: int = 64) -> Work:
     """W4: the best beams of one prompt."""
     return Work([source.tokens(input_length)], [output_length], beam_width=beam_width)
+
+
+def long_context(source: TokenSource, *, input_length: int = 32_768, output_length: int = 64) -> list[Work]:
+    """W10: one very long prompt, and a second question behind it."""
+    work = Work([source.tokens(input_length)], [output_length], shared_prefix=input_length)
+    again = Work([[*work.prompts[0], *source.tokens(_QUESTION)]], [output_length], 1, 0, input_length, True)
+    return [work, again]
+
+
+def agents(
+    source: TokenSource,
+    *,
+    num_agents: int = 8,
+    num_calls: int = 6,
+    shared_prefix: int = 1024,
+    input_length: int = 256,
+    result_length: int = 256,
+    output_length: int = 64,
+) -> Chains:
+    """W11: agents with the same instructions, each with a task of its own and the results of its tools."""
+    prefix = source.tokens(shared_prefix)
+    beginnings = [prefix + source.tokens(input_length) for _ in range(num_agents)]
+    results = [[source.tokens(result_length) for _ in range(num_calls - 1)] for _ in range(num_agents)]
+    return Chains(beginnings, results, output_length)
+
+
+def pictures(
+    source: TokenSource, *, num_requests: int = 4, num_images: int = 1, size: int = 1024, output_length: int = 32
+) -> Pictures:
+    """W12: images of noise, squares of so many pixels a side."""
+    images = [[source.levels(3 * size * size) for _ in range(num_images)] for _ in range(num_requests)]
+    return Pictures(images, size, output_length)
 
 
 def batch_lengths(mean_input: float, mean_output: float) -> tuple[list[int], list[int]]:

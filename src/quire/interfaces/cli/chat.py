@@ -1,4 +1,5 @@
-"""`quire chat`: a conversation in the terminal, or with the lines of a pipe."""
+"""`quire chat`, `quire run`: a conversation in the terminal, or with the lines of a pipe; one answer to a question that
+was typed behind the model. A model that is not here is fetched from the hub."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from quire.errors import RequestError, RequestFailedError, suggestion
+from quire.errors import RequestError, RequestFailedError, UserError, suggestion
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
-from quire.interfaces.cli.sampling_flags import add_sampling_flags, sampling_of
+from quire.interfaces.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, number_of, sampling_of
 from quire.interfaces.cli.session import open_engine
 
 if TYPE_CHECKING:
@@ -19,17 +20,23 @@ if TYPE_CHECKING:
 
 _HELP = """\
 /help           this list
+/set NAME X     a sampling parameter, such as temperature; without X, the model's own again
+/show           the model, and what was set
+/retry          answer the last question once more
 /clear          forget the conversation
 /system TEXT    set the instructions that stand before it; without TEXT, remove them
 /quit           leave, as Ctrl-D does
-Ctrl-C          stop an answer"""
-_COMMANDS = ("/help", "/clear", "/system", "/quit")
+Ctrl-C          stop an answer
+\"\"\"             begins and ends a question of several lines"""
+_COMMANDS = ("/help", "/set", "/show", "/retry", "/clear", "/system", "/quit")
+_FENCE = '"""'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [MODEL] [options]"
+    parser.usage = "%(prog)s [MODEL] [QUESTION] [options]"
     parser.epilog = "in the conversation:\n" + "\n".join(f"  {line}" for line in _HELP.splitlines())
     add_model_argument(parser)
+    parser.add_argument("question", metavar="QUESTION", nargs="?", help="answered alone, and that is all")
     parser.add_argument("--system", metavar="TEXT", help="instructions that stand before the conversation")
     add_sampling_flags(parser)
     add_engine_flags(parser, leave_out=("seed",))
@@ -46,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             engine = runner.run(stack.enter_async_context(open_engine(options)))
             sampling = engine.get_default_sampling_params().replace(**{"max_tokens": None, **typed})
             conversation = Conversation(engine, sampling, arguments.system)
+            if arguments.question is not None:
+                runner.run(conversation.say(arguments.question))
+                return 0
             if is_terminal:
                 _enable_line_editing()
                 print(f"{engine.config.served_model_name}. /help lists the commands, Ctrl-D leaves.")
@@ -58,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _converse(runner: asyncio.Runner, conversation: Conversation, is_terminal: bool) -> None:
     while True:
         try:
-            line = input("> ").strip() if is_terminal else _line_of_pipe()
+            line = _question(is_terminal)
         except EOFError:
             if is_terminal:
                 print()
@@ -68,6 +78,10 @@ def _converse(runner: asyncio.Runner, conversation: Conversation, is_terminal: b
                 raise
             print("\n(Ctrl-D leaves)")
             continue
+        if line == "/retry":
+            line = conversation.take_back()
+            if not line:
+                print("(nothing was asked yet)")
         if line.startswith("/"):
             if not _run_command(conversation, line):
                 return
@@ -75,11 +89,24 @@ def _converse(runner: asyncio.Runner, conversation: Conversation, is_terminal: b
             _answer(runner, conversation, line, is_terminal)
 
 
-def _line_of_pipe() -> str:
+def _question(is_terminal: bool) -> str:
+    """A line, or the lines between two fences."""
+    line = _line("> ", is_terminal).strip()
+    if not line.startswith(_FENCE):
+        return line
+    lines = [line.removeprefix(_FENCE)]
+    while not lines[-1].rstrip().endswith(_FENCE):
+        lines.append(_line("... ", is_terminal))
+    return "\n".join(lines).rstrip().removesuffix(_FENCE).strip()
+
+
+def _line(prompt: str, is_terminal: bool) -> str:
+    if is_terminal:
+        return input(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError
-    return line.strip()
+    return line.rstrip("\n")
 
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, line: str, is_terminal: bool) -> None:
@@ -107,6 +134,10 @@ def _run_command(conversation: Conversation, line: str) -> bool:
         case "/clear":
             conversation.clear()
             print("(forgotten)")
+        case "/set":
+            _set(conversation, *rest.split(maxsplit=1))
+        case "/show":
+            print(conversation.description())
         case "/system":
             conversation.system = rest.strip() or None
             print("(instructions set)" if conversation.system else "(no instructions)")
@@ -115,14 +146,48 @@ def _run_command(conversation: Conversation, line: str) -> bool:
     return True
 
 
+def _set(conversation: Conversation, name: str = "", value: str | None = None, *_: str) -> None:
+    fields = {field: kind for field, kind, _ in SAMPLING_FLAGS.values()}
+    if name not in fields:
+        hint = suggestion(name, fields) or f" There are {', '.join(fields)}."
+        print(f"/set {name}: there is no such parameter.{hint}")
+        return
+    try:
+        conversation.set(name, None if value is None else number_of(name, fields[name], value))
+    except UserError as error:
+        print(error)
+
+
 class Conversation:
     """What was said so far. A turn enters it only with an answer, whole or stopped."""
 
     def __init__(self, engine: AsyncLLM, sampling: SamplingParams, system: str | None = None) -> None:
         self._engine = engine
-        self._sampling = sampling
+        self._usual = self._sampling = sampling
+        self._changed: dict[str, int | float] = {}
         self.system = system
         self.turns: list[dict[str, str]] = []
+
+    def set(self, name: str, value: int | float | None) -> None:
+        """None: as it was at the start. Raises RequestError for what is out of bounds."""
+        changed = {key: kept for key, kept in {**self._changed, name: value}.items() if kept is not None}
+        self._sampling = self._usual.replace(**changed)
+        self._changed = changed
+
+    def description(self) -> str:
+        changed = ", ".join(f"{name} {value}" for name, value in self._changed.items())
+        num_questions = len(self.turns) // 2
+        return (
+            f"model    {self._engine.config.served_model_name}\nsystem   {self.system or '-'}\n"
+            f"set      {changed or '-'}\nasked    {num_questions}"
+        )
+
+    def take_back(self) -> str:
+        """The last question, as if it had not been asked; empty: there is none."""
+        if not self.turns:
+            return ""
+        self.turns, last = self.turns[:-2], self.turns[-2]
+        return last["content"]
 
     def clear(self) -> None:
         self.turns = []

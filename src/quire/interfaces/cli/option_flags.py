@@ -36,7 +36,10 @@ def _add_flag(group: Any, option: Option) -> None:
     if option.kind is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **shared)
     elif option.kind is tuple:
-        group.add_argument(option.flag, action="append", metavar=_metavar(option), **shared)
+        # a flag that is named for one of them takes one
+        takes_several = option.flag == "--" + option.name.replace("_", "-")
+        form: dict[str, Any] = {"action": "extend", "nargs": "+"} if takes_several else {"action": "append"}
+        group.add_argument(option.flag, metavar=_metavar(option), **form, **shared)
     else:
         group.add_argument(option.flag, metavar=_metavar(option), **shared)
 

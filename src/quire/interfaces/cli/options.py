@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from quire.config.engine_options import EngineOptions
 from quire.config.option import Option, options_of
 from quire.interfaces.cli.option_flags import allowed_in_words, default_in_words
+from quire.interfaces.deploy.route_options import RouteOptions
 from quire.interfaces.server.options import ServerOptions
 
 _HEADER = """\
@@ -17,8 +18,8 @@ Each option is declared once: those of the engine in `src/quire/config/engine_op
 `src/quire/interfaces/server/options.py`. This page is made from there with `quire options > docs/options.md`, and a
 test fails when it is out of date. The name of an engine option is a keyword of `LLM` and `AsyncLLM`; its flag belongs
 to `quire serve`, `chat`, `generate` and `bench`. An option of the server is a keyword of `run_server` and a flag of
-`quire serve`. A switch has a second flag with `--no-`. A dash as default means that nothing is set, and Quire decides
-where the meaning says so.
+`quire serve`; one of the front is a flag of `quire route`. A switch has a second flag with `--no-`. A dash as default
+means that nothing is set, and Quire decides where the meaning says so.
 """
 
 
@@ -35,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def markdown() -> str:
-    lines = [_HEADER.rstrip(), *_tables(EngineOptions, "engine"), *_tables(ServerOptions, "server")]
+    declarations = {"engine": EngineOptions, "server": ServerOptions, "front": RouteOptions}
+    tables = [line for title, declaration in declarations.items() for line in _tables(declaration, title)]
+    lines = [_HEADER.rstrip(), *tables]
     return "\n".join(lines) + "\n"
 
 

@@ -6,10 +6,18 @@ Flags may be typed with dashes or underscores (--max-model-len, --max_model_len)
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import OptionError, suggestion
+from quire.interfaces.cli.config_file import FLAG, as_arguments, file_named_in, read_entries
+
+if TYPE_CHECKING:
+    from quire.interfaces.compat.vllm_names import Unused
+
+
+_NOT_IN_FILES = ("help", "config")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -17,9 +25,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **settings)
+        # other engines' flags, in our words
+        self.translate: Callable[[Sequence[str]], tuple[list[str], Unused]] | None = None
+        # what is to be said of them
+        self.remark = ""
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
-        found, unknown = self.parse_known_args(_with_dashes(args))
+        typed = _with_dashes(args)
+        file = file_named_in(typed) if FLAG in self._option_string_actions else None
+        typed = self._translated(typed)
+        if file is not None:
+            typed = [*self._entries_of(file, typed), *typed]
+        found, unknown = self.parse_known_args(typed)
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
@@ -28,6 +45,34 @@ class CommandParser(argparse.ArgumentParser):
             hint = suggestion(name, known) or f" {self.prog} --help lists all."
             raise OptionError(f"{name}: {self.prog} has no such option.{hint}")
         return found
+
+    def _translated(self, typed: list[str]) -> list[str]:
+        if self.translate is None:
+            return typed
+        ours, unused = self.translate(typed)
+        self.remark = " ".join(filter(None, (self.remark, unused.line())))
+        return ours
+
+    def _entries_of(self, file: str, typed: Sequence[str]) -> list[str]:
+        """Of a file, but for those that were typed."""
+        actions = {flag: action for action in self._actions for flag in action.option_strings}
+        flags = {action.dest.replace("_", "-"): action.option_strings[0] for action in actions.values()}
+        chosen = {actions[flag].dest for flag in map(_flag_of, typed) if flag in actions}
+        if any(action.dest == "model_argument" for action in self._actions):
+            has_model = self.parse_known_args(typed)[0].model_argument is not None
+            chosen |= {"model"} if has_model else set()
+        kept: list[str] = []
+        for name, value in read_entries(file).items():
+            flag = f"--{name}" if f"--{name}" in actions else flags.get(name, f"--{name}")
+            is_switch = flag not in actions or isinstance(actions[flag], argparse.BooleanOptionalAction)
+            arguments = self._translated(as_arguments(flag, value, is_switch=is_switch))
+            meant = [actions.get(_flag_of(argument)) for argument in arguments if argument.startswith("--")]
+            if None in meant or name in _NOT_IN_FILES:
+                known = [one for one in flags if one not in _NOT_IN_FILES]
+                raise OptionError(f"config={file}: {name}: {self.prog} has no such option.{suggestion(name, known)}")
+            if not chosen & {action.dest for action in meant if action is not None}:
+                kept += arguments
+        return kept
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
@@ -38,12 +83,17 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
 
+def _flag_of(argument: str) -> str:
+    return argument.partition("=")[0]
+
+
 def _with_dashes(args: Sequence[str]) -> list[str]:
     """Underscores in the names of flags become dashes; values and what follows `--` stay as they are."""
     changed: list[str] = []
     for number, arg in enumerate(args):
         if arg == "--":
             return [*changed, *args[number:]]
-        name, equals, value = arg.partition("=")
-        changed.append(name.replace("_", "-") + equals + value if name.startswith("--") else arg)
+        # up to a value, and up to a key of an object: --speculative-config.num_speculative_tokens=3
+        name = re.split(r"[=.]", arg, maxsplit=1)[0]
+        changed.append(name.replace("_", "-") + arg[len(name) :] if name.startswith("--") else arg)
     return changed

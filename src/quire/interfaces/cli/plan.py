@@ -11,8 +11,9 @@ from msgspec import structs
 from quire.config import EMBEDDED, EngineOptions, ModelFacts, parse_bytes
 from quire.config.arithmetic import FLOAT_BYTES, SCALE_BYTES, Machine, ModelShape
 from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
-from quire.config.memory_budget import LargestStep, MemoryBudget
+from quire.config.memory_budget import PROGRAM_BYTES, LargestStep, MemoryBudget
 from quire.config.model_source import locate
+from quire.config.process_memory import process_memory
 from quire.config.quantization import SCHEMES
 from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
 from quire.engine_core.kv_cache_manager.capacity import bytes_on_cpu
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help=f"memory and rates of its data sheet: {', '.join(DEVICE_SHEETS)}")
     parser.add_argument(
-        "--memory", help="memory that all workers may use together, instead of a device's (default: 16GiB)"
+        "--memory", help="memory that all workers may use together, instead of a device's (default: this machine's)"
     )
     parser.add_argument("--context", type=int, default=0, help="tokens a request (default: the model's own length)")
     parser.add_argument("--bandwidth", type=float, help="memory bandwidth of a worker in GB/s (default: 35)")
@@ -74,24 +75,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.slo is not None:
         return plan_slo.run(arguments)
-    name = arguments.model.lower()
-    facts = ModelFacts.read(model_folder(name) if name in shape_names() else Path(locate(arguments.model)))
+    if arguments.trace is not None:
+        raise OptionError("trace: is tried against what is promised. Give --slo, as ttft_p90<1s.")
+    facts = _facts_of(arguments.model)
     deployment = Deployment.of(arguments)
     context = arguments.context or facts.max_model_len or 2048
-    shape = ModelShape.of(facts.hf_config)
+    shape = _shape_of(facts)
     weights = Weights.of(facts, shape, arguments.dtype, arguments.quantization)
     kv_dtype = arguments.kv_cache_dtype or arguments.dtype
+    budget = budget_of(shape, weights, deployment, arguments.dtype)
+    if facts.sees_all:
+        print("\n".join(report_of_encoder(shape, weights, deployment, budget)))
+    else:
+        print("\n".join(report(shape, weights, kv_dtype, deployment, budget, context)))
+    return 0 if budget.left > 0 else DOES_NOT_FIT
+
+
+def bytes_in_all(argv: list[str], cache_bytes: int) -> int:
+    """What a worker takes by the plan of such a command line, with a cache of this size."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    facts = _facts_of(arguments.model)
+    shape = _shape_of(facts)
+    weights = Weights.of(facts, shape, arguments.dtype, arguments.quantization)
+    return budget_of(shape, weights, Deployment.of(arguments), arguments.dtype).taken + cache_bytes
+
+
+def _facts_of(model: str) -> ModelFacts:
+    name = model.lower()
+    return ModelFacts.read(model_folder(name) if name in shape_names() else Path(locate(model)))
+
+
+def _shape_of(facts: ModelFacts) -> ModelShape:
+    """What has no head of tokens loads none."""
+    return ModelShape.of(facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True})
+
+
+def budget_of(shape: ModelShape, weights: Weights, deployment: Deployment, dtype: str) -> MemoryBudget:
+    """Of each worker."""
     part = deployment.part_of(shape)
-    budget = MemoryBudget(
+    return MemoryBudget(
         total=deployment.memory_of_worker,
+        free=deployment.free_of_worker,
         utilization=deployment.utilization,
         runtime=deployment.runtime_bytes,
         # whatever form they are in, they are shared out as their numbers are
         weights=weights.num_bytes * part.num_parameters // shape.num_parameters,
-        largest_step=deployment.step.num_bytes(part, arguments.dtype),
+        largest_step=deployment.step.num_bytes(part, dtype),
     )
-    print("\n".join(report(shape, weights, kv_dtype, deployment, budget, context)))
-    return 0 if budget.left > 0 else DOES_NOT_FIT
 
 
 @dataclass(frozen=True)
@@ -109,6 +141,8 @@ class Deployment:
     has_whole_experts: bool
     step: LargestStep
     device: str | None = None
+    # what others have not taken, where it is this machine's memory
+    free_of_worker: int | None = None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Deployment:
@@ -134,10 +168,20 @@ class Deployment:
             raise OptionError(
                 f"context_parallel_size={num_sharing}: must divide the {EngineOptions.block_size} tokens of a block."
             )
-        given = parse_bytes(arguments.memory or "16GiB", "memory") // (num_ranks * num_stages * num_sharing)
+        num_workers = num_ranks * num_stages * num_sharing
+        free: int | None = None
+        if arguments.memory is not None:
+            memory = parse_bytes(arguments.memory, "memory") // num_workers
+        elif sheet is not None:
+            memory = sheet.memory_bytes
+        else:
+            machine = process_memory()
+            memory = machine.total_bytes // num_workers
+            free = machine.free_bytes // num_workers
         return cls(
-            memory_of_worker=given if sheet is None or arguments.memory else sheet.memory_bytes,
-            runtime_bytes=sheet.runtime_bytes if sheet is not None else 0,
+            memory_of_worker=memory,
+            free_of_worker=free,
+            runtime_bytes=sheet.runtime_bytes if sheet is not None else PROGRAM_BYTES,
             machine=Machine(tflops * 1e12, bandwidth * 1e9),
             utilization=arguments.gpu_memory_utilization,
             num_ranks=num_ranks,
@@ -270,6 +314,16 @@ def report(
     ]
 
 
+def report_of_encoder(shape: ModelShape, weights: Weights, deployment: Deployment, budget: MemoryBudget) -> list[str]:
+    """Of a model that computes a request in one step and keeps nothing of it."""
+    return [
+        *_lines_of_weights(shape, weights),
+        "KV cache            none: the tokens of a request see each other and are computed in one step",
+        *_lines_of_budget(deployment, budget),
+        f"{'left over' if budget.left > 0 else 'does not fit':<20}{_size(abs(budget.left))}",
+    ]
+
+
 @dataclass(frozen=True)
 class Kept:
     """What a worker keeps, in bytes: of a block of tokens, of a whole request, and whatever its length is."""
@@ -308,10 +362,12 @@ def _lines_of_workers(deployment: Deployment, kept: Kept) -> list[str]:
 def _lines_of_budget(deployment: Deployment, budget: MemoryBudget) -> list[str]:
     """What the engine leaves out of the memory, and which options say so."""
     a_worker = " a worker" if deployment.num_workers > 1 else ""
-    runtime = f"{_size(budget.runtime)} for the device's runtime, " if budget.runtime else ""
+    whose = "the program" if deployment.device is None else "the device's runtime"
+    runtime = f"{_size(budget.runtime)} for {whose}, "
     step = deployment.step
     return [
-        f"memory              {_size(budget.total)}{a_worker} x {budget.utilization:g} (gpu_memory_utilization)",
+        f"memory              {_size(budget.total)}{a_worker} x {budget.utilization:g} (gpu_memory_utilization)"
+        + (f", {_size(budget.free)} of it free now" if budget.free is not None else ""),
         f"taken               {runtime}{_size(budget.weights)} for weights, {_size(budget.largest_step)} for the "
         f"largest step ({step.num_tokens:,} tokens, {step.num_rows:,} sampling)",
     ]
@@ -324,9 +380,11 @@ def _lines_of_room(deployment: Deployment, budget: MemoryBudget, kept: Kept, con
         f"which is {num_requests:.1f} requests of {context:,}; {_size(budget.left * deployment.num_workers)} in all"
     ]
     if deployment.device is None:
-        on_cpu = bytes_on_cpu(budget.left, kept.per_request)
+        of_request = kept.per_request + kept.state.num_bytes
+        on_cpu = min(bytes_on_cpu(budget.left, of_request), of_request * deployment.step.num_rows)
         room = _tokens(kept.num_tokens(on_cpu))
-        return [*lines, f"on a CPU            {room} unless kv_cache_memory_bytes says more"]
+        in_all = _size((budget.taken + on_cpu) * deployment.num_workers)
+        return [*lines, f"on a CPU            {room} unless kv_cache_memory_bytes says more; {in_all} in all"]
     most = replace(budget, utilization=_MOST_OF_A_DEVICE)
     if most.utilization <= budget.utilization:
         return lines

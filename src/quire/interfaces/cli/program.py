@@ -6,6 +6,7 @@ Imports a command's file only when it is asked for, so `quire --version` and `qu
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,14 +14,21 @@ from typing import Any
 
 from quire.errors import OptionError, QuireError, UserError, suggestion
 from quire.interfaces.cli.parser import CommandParser
-from quire.observability.logging import LEVEL_VARIABLE, configure_logging
+from quire.observability.logging import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from quire.version import __version__
+
+logger = logging.getLogger("quire.cli")
 
 # command -> (module, what it does)
 COMMANDS = {
     "serve": ("quire.interfaces.cli.serve", "answer HTTP requests in the way of OpenAI's API"),
     "chat": ("quire.interfaces.cli.chat", "talk with a model in the terminal"),
+    "run": ("quire.interfaces.cli.chat", "the same: talk with a model, or have one question answered"),
+    "pull": ("quire.interfaces.cli.pull", "fetch a model from the hub"),
+    "list": ("quire.interfaces.cli.list_models", "list the models on this machine"),
+    "rm": ("quire.interfaces.cli.rm", "delete a model that was fetched"),
     "deploy": ("quire.interfaces.cli.deploy", "several copies of a server behind one front, on machines of Ray"),
+    "route": ("quire.interfaces.cli.route", "one address in front of servers for prompts and servers for output"),
     "generate": ("quire.interfaces.cli.generate", "continue a text, or several"),
     "run-batch": ("quire.interfaces.cli.run_batch", "answer a file of requests without a server"),
     "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
@@ -32,6 +40,7 @@ COMMANDS = {
     "repro": ("quire.interfaces.cli.repro", "run the figures of the paper on the simulated engine"),
     "api-key": ("quire.interfaces.cli.api_key", "make a key for a server, and its line for the key file"),
     "options": ("quire.interfaces.cli.options", "print the table of all engine options in Markdown"),
+    "completion": ("quire.interfaces.cli.completion", "print what a shell needs to complete commands and flags"),
 }
 
 _EXAMPLES = """
@@ -49,7 +58,7 @@ examples:
 """
 
 # What a command says on stderr unless it is told otherwise: the others keep stderr for what is wrong.
-_LEVELS = {"serve": "info", "deploy": "info"}
+_LEVELS = {"serve": "info", "deploy": "info", "route": "info"}
 
 OK = 0
 ENGINE_FAILED = 1
@@ -105,7 +114,11 @@ def _run(argv: list[str]) -> int:
     except SystemExit:  # --help has printed what was asked for
         return OK
     if "log_level" in arguments:
+        if arguments.log_format:
+            os.environ[FORMAT_VARIABLE] = arguments.log_format
         _configure_logging(arguments.log_level or os.environ.get(LEVEL_VARIABLE) or _LEVELS.get(argv[0], "warning"))
+    if parser.remark:
+        logger.warning("%s", parser.remark)
     return int(command.run(arguments))
 
 

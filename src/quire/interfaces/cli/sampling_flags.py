@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 
 # flag -> (field, kind, help)
 NumberFlags = Mapping[str, tuple[str, type, str]]
-_FLAGS: NumberFlags = {
+SAMPLING_FLAGS: NumberFlags = {
     "--max-tokens": ("max_tokens", int, "longest answer, in tokens"),
     "--min-tokens": ("min_tokens", int, "no end before so many tokens"),
     "--temperature": ("temperature", float, "0 always takes the most probable token"),
@@ -28,7 +28,7 @@ _FLAGS: NumberFlags = {
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Only flags that were typed appear in the result."""
     group = parser.add_argument_group("sampling")
-    add_numbers(group, "sampling_", _FLAGS)
+    add_numbers(group, "sampling_", SAMPLING_FLAGS)
     group.add_argument(
         "--stop", dest="sampling_stop", action="append", default=argparse.SUPPRESS, metavar="TEXT",
         help="end before this text; may be given several times",
@@ -41,7 +41,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of SamplingParams that were typed."""
-    typed = typed_fields(arguments, "sampling_", _FLAGS)
+    typed = typed_fields(arguments, "sampling_", SAMPLING_FLAGS)
     # what is out of bounds is said before a model loads
     SamplingParams(**typed)
     return typed

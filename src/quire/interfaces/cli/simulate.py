@@ -22,19 +22,22 @@ from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_o
 from quire.routing import POLICIES
 from quire.routing.router import MOST_REPLICAS
 from quire.simulation.arrivals import Arrival
+from quire.simulation.costs.aiconfigurator import AiConfiguratorCosts
 from quire.simulation.costs.roofline import MEASURED
-from quire.simulation.deployment import Deployment, deploy, deploy_measured
+from quire.simulation.deployment import Deployment, Price, deploy, deploy_measured
 from quire.simulation.measured import MeasuredSteps
 from quire.simulation.report import page_of
 from quire.simulation.run import Progress, simulate
 from quire.simulation.shapes import shape_names
 from quire.simulation.slo import Slo
+from quire.simulation.split_fleet import Split
 from quire.simulation.traces import drawn
 from quire.simulation.traces.formats import open_trace
 
 # what has no meaning without a worker, or is said in another way here
 _NOT_HERE = ("model", "device", "seed", "load_format", "kv_events_config", "data_parallel_size", "routing_policy")
 _BAR = 30
+_COSTS: dict[str, Price | None] = {"roofline": None, "aiconfigurator": AiConfiguratorCosts}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +47,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", required=True, help=f"{', '.join(DEVICE_SHEETS)}, or a file of quire bench steps (.json)"
     )
     group.add_argument(
+        "--costs", choices=list(_COSTS), default="roofline",
+        help="what a step takes: by the device's data sheet (default), or by measured tables of its operators "
+        "(pip install 'quire[aiconfigurator]')",
+    )  # fmt: skip
+    group.add_argument(
         "--trace", required=True, metavar="FILE",
         help=f"arrivals: Azure's form (.csv), Mooncake's or Quire's own (.jsonl), ShareGPT's (.json); or lengths that "
         f"are drawn: {', '.join(drawn.names())}",
     )  # fmt: skip
     group.add_argument("--rate", metavar="X", help="requests a second, at drawn times, in place of the trace's own")
     group.add_argument("--num-requests", metavar="N", help="so many, the first of a trace (default: all, or 1000)")
-    group.add_argument("--replicas", default="1", metavar="N", help="engines, each on devices of its own (default: 1)")
+    group.add_argument("--replicas", metavar="N", help="engines, each on devices of its own (default: 1)")
+    group.add_argument(
+        "--prefill", metavar="N", help="engines that compute prompts, with --decode, in place of --replicas"
+    )
+    group.add_argument("--decode", metavar="N", help="engines that go on from these prompts")
+    group.add_argument(
+        "--kv-link", metavar="X", help="GB a second from one to the other (default: the link of the device's sheet)"
+    )
     group.add_argument("--router", choices=list(POLICIES), default="least_time", help="which of them gets a request")
     group.add_argument(
         "--router-age", default="0", metavar="SECONDS", help="how old what the router knows of them is (default: 0)"
@@ -71,7 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
     load = load_of(arguments, seed)
     deployment = _deployment(arguments, has_contents=load.has_contents)
     progress = _progress(load.num_requests)
-    num_replicas = whole_number("--replicas", arguments.replicas, 1)
+    split = _split(arguments)
+    if split is None:
+        num_replicas = whole_number("--replicas", arguments.replicas or "1", 1)
+    else:
+        num_replicas = split.num_prefill + split.num_decode
     if num_replicas > MOST_REPLICAS:
         raise OptionError(f"--replicas {num_replicas}: a router has at most {MOST_REPLICAS}.")
     outcome = simulate(
@@ -81,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=seed,
         progress=progress,
         num_replicas=num_replicas,
+        split=split,
         router=arguments.router,
         age=0.0 if arguments.router_age == "0" else number("--router-age", arguments.router_age),
     )
@@ -92,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         "device": deployment.device.name,
         "devices": deployment.num_devices * num_replicas,
         "replicas": num_replicas,
+        **({} if split is None else {"prefill": split.num_prefill, "decode": split.num_decode}),
         "router": arguments.router,
         "trace": load.name,
         "arrived": load.num_requests,
@@ -102,6 +123,20 @@ def run(arguments: argparse.Namespace) -> int:
         _write("--report", arguments.report, page_of(document, outcome.tally))
     _print(document, arguments.json)
     return 0
+
+
+def _split(arguments: argparse.Namespace) -> Split | None:
+    if arguments.prefill is None and arguments.decode is None:
+        if arguments.kv_link is not None:
+            raise OptionError("--kv-link: nothing goes from one engine to another. Give --prefill and --decode.")
+        return None
+    if arguments.prefill is None or arguments.decode is None or arguments.replicas is not None:
+        raise OptionError("--prefill and --decode: engines of two kinds. Give both, and no --replicas.")
+    return Split(
+        whole_number("--prefill", arguments.prefill, 1),
+        whole_number("--decode", arguments.decode, 1),
+        None if arguments.kv_link is None else number("--kv-link", arguments.kv_link) * 1e9,
+    )
 
 
 @dataclass(frozen=True)
@@ -136,12 +171,16 @@ def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deploym
     if not has_contents:
         # nothing could be found in it, and keeping the names of blocks takes time
         options.setdefault("enable_prefix_caching", False)
+    costs = _COSTS[arguments.costs]
     if arguments.device.endswith(".json"):
+        if costs is not None:
+            raise OptionError(f"--costs {arguments.costs}: {arguments.device} says what steps take. Leave it out.")
         return deploy_measured(arguments.model, MeasuredSteps.read(Path(arguments.device)), options)
     drafts = DraftQuality(_share("--draft-acceptance", arguments.draft_acceptance))
     if arguments.device == "cpu":
-        return deploy(arguments.model, _this_processor(options), options, drafts=drafts, efficiency=MEASURED)
-    return deploy(arguments.model, device_sheet(arguments.device), options, drafts=drafts)
+        sheet = _this_processor(options)
+        return deploy(arguments.model, sheet, options, costs=costs, drafts=drafts, efficiency=MEASURED)
+    return deploy(arguments.model, device_sheet(arguments.device), options, costs=costs, drafts=drafts)
 
 
 def _this_processor(options: dict[str, Any]) -> DeviceSheet:
@@ -216,6 +255,12 @@ def as_table(document: dict[str, Any]) -> str:
         f"{'engine' if len(engines) == 1 else 'mean of engines':<20}busy {engine['busy']:.1%}, "
         f"{engine['sequences_at_once']:.1f} sequences at once, {engine['kv_blocks_held']:.1%} of KV blocks held",
     ]
+    if "moved" in document:
+        moved = document["moved"]
+        seconds = moved["seconds_mean"] * 1e3
+        lines.append(
+            f"moved               {moved['prompts']:,} prompts, {moved['blocks']:,} blocks, in {seconds:,.1f} ms"
+        )
     if "slo" in document:
         slo = document["slo"]
         terms = ", ".join(f"{term} {'holds' if holds else 'FAILS'}" for term, holds in slo["terms"].items())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import OptionError
 from quire.interfaces.deploy.front import Front, Head, Request
 from quire.interfaces.deploy.roster import ROSTER
+from quire.interfaces.deploy.route_options import MOST_BYTES_IN_FLIGHT
 from quire.interfaces.deploy.served_copy import ServedCopy
 from quire.interfaces.server.options import ServerOptions
 
@@ -82,7 +83,10 @@ class FrontDeployment:
 
     def __init__(self, policy: str, most_body_bytes: int, copies: Any) -> None:
         self._front = Front(partial(RemoteCopy, copies), policy)
-        self._most_body_bytes = most_body_bytes
+        # loaded where HTTP is served
+        from quire.interfaces.deploy.answering import BodyRoom
+
+        self._room = BodyRoom(MOST_BYTES_IN_FLIGHT, most_body_bytes)
         self._copies = copies
         self._has_begun = False
 
@@ -102,16 +106,9 @@ class FrontDeployment:
         return self._front.num_serving
 
     async def __call__(self, request: HttpRequest) -> Response:
-        from starlette.responses import PlainTextResponse, StreamingResponse
+        from quire.interfaces.deploy.answering import answer
 
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self._most_body_bytes:
-                return PlainTextResponse(f"a body may have {self._most_body_bytes} bytes", 413)
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        head, parts = await self._front.answer(Request(request.method, target, request.headers.items(), bytes(body)))
-        return StreamingResponse(parts, head.status, dict(head.headers))
+        return await answer(self._front, request, self._room)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,17 @@ _EVENT_STREAM = "text/event-stream"
 _ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/embeddings",
+    "/v1/classify",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/rerank",
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
@@ -85,8 +95,15 @@ class Front:
         reach: Callable[[str], Copy],
         policy: str = "least_time",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        kind: str = "copy of the server",
+        part_seconds: float | None = None,
     ) -> None:
-        """`reach`: the copy of that name."""
+        """`reach`: the copy of that name. `kind`: what it is called where somebody reads of it. `part_seconds`: a copy
+        that has said nothing of a request for so long is lost, and another one is asked if it had not begun to answer;
+        None: it may take its time."""
+        self._kind = kind
+        self._part_seconds = part_seconds
         self._reach = reach
         self._sleep = sleep
         self._copies: dict[int, Copy] = {}
@@ -121,7 +138,7 @@ class Front:
         path = request.target.partition("?")[0]
         if path in ("/health", "/health/live", "/health/ready", "/ping"):
             return _answered(200 if self.num_serving else 503, {"serving": self.num_serving, "of": len(self._copies)})
-        if path not in _ROUTES and not path.startswith("/v1/models/"):
+        if path not in _ROUTES and not _is_of_a_model(path):
             return _refused(
                 404,
                 f"{path}: is not there behind several copies of a server. Sessions, files, batches and stored "
@@ -138,7 +155,7 @@ class Front:
             copy = self._copies[choice.replica]
             parts = copy.answer(request)
             try:
-                head = await anext(parts)
+                head = await self._next_of(parts)
                 assert isinstance(head, Head)
                 if head.status != 503 or self.num_serving == 1:
                     return head, self._rest(name, choice.replica, copy, head, parts, pieces)
@@ -146,22 +163,26 @@ class Front:
                 self._router.end(name)
                 raise
             except Exception as error:
-                logger.warning("copy %d is lost: %s", choice.replica, type(error).__name__)
+                logger.warning("%s %d is lost: %s", self._kind, choice.replica, type(error).__name__)
             self._lose(choice.replica, copy)
-        return _refused(503, "no copy of the server is ready. Try again soon.", "engine_restarted")
+        return _refused(503, f"no {self._kind} is ready. Try again soon.", "engine_restarted")
+
+    async def _next_of(self, parts: AsyncIterator[Head | bytes]) -> Head | bytes | None:
+        async with asyncio.timeout(self._part_seconds):
+            return await anext(parts, None)
 
     async def _rest(
         self, name: int, number: int, copy: Copy, head: Head, parts: AsyncIterator[Head | bytes], pieces: list[int]
     ) -> AsyncIterator[bytes]:
         try:
-            async for part in parts:
+            while (part := await self._next_of(parts)) is not None:
                 assert isinstance(part, bytes)
                 self._router.first_token(name)
                 yield part
             if self._copies.get(number) is copy:
                 self._holds(number, pieces)
         except Exception as error:
-            logger.warning("copy %d is lost in the middle of an answer: %s", number, type(error).__name__)
+            logger.warning("%s %d is lost in the middle of an answer: %s", self._kind, number, type(error).__name__)
             self._lose(number, copy)
             if not head.is_event_stream:
                 # the length was promised, or its end is in a frame: the client sees that it is cut off
@@ -199,7 +220,7 @@ class Front:
                 break
         del self._watches[number]
         self._router.add(number)
-        logger.warning("copy %d serves again", number)
+        logger.warning("%s %d serves again", self._kind, number)
 
     def _pieces_of(self, body: bytes) -> list[int]:
         """Names of the pieces of a prompt, each of all that stands before its end."""
@@ -210,6 +231,11 @@ class Front:
             digest.update(text[begin : begin + _PIECE_BYTES])
             pieces.append(int.from_bytes(digest.copy().digest(), "big"))
         return pieces
+
+
+def _is_of_a_model(path: str) -> bool:
+    """Dots would lead out of there, to what the servers behind have for themselves."""
+    return path.startswith("/v1/models/") and not {".", ".."} & {*path.split("/")}
 
 
 def _prompt_of(body: bytes) -> bytes:

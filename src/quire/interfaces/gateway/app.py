@@ -26,6 +26,7 @@ from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.parts import parts_of
 from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.serving import Serving
+from quire.interfaces.server.transport.listener import host_of
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import Tracing, make_tracing
 
@@ -76,7 +77,7 @@ def create_app(
     settings = services or ServiceSettings.of(options)
     beside = parts["services"] = Services(parts, callers, settings, storage or StorageSettings(IN_MEMORY))
     serving.listeners.append(beside.serve)
-    app = application(families, parts, KeyedDoor(doors.main, callers), options.allowed_origins)
+    app = application(families, parts, KeyedDoor(doors.main, callers), options.allowed_origins, options.root_path)
     app.state.admin_app = None
     if doors.admin is not None:
         admin_families = (*ALSO_FOR_ADMINS, *_ADMIN_FAMILIES)
@@ -105,7 +106,7 @@ def http_server(
         options=options,
         role=role,
         ledger=ledger,
-        is_local=is_loopback(listener.getsockname()[0]),
+        is_local=is_loopback(host_of(listener)),
         tracing=make_tracing(options.otlp_endpoint),
         storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
         services=ServiceSettings.lasting(options),

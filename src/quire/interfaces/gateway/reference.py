@@ -25,11 +25,19 @@ from quire.interfaces.server.administration.weights import UpdateWeightsRequest
 from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
-from quire.interfaces.server.openai.embeddings import REFUSED as REFUSED_BY_EMBEDDINGS
+from quire.interfaces.server.llama_cpp.fields import REFUSED as REFUSED_BY_LLAMA_CPP
+from quire.interfaces.server.llama_cpp.fields import CompletionOfLlamaCpp, InfillRequest
+from quire.interfaces.server.ollama.fields import OPTION_RULES, OllamaChatRequest, OllamaGenerateRequest, Options
+from quire.interfaces.server.ollama.fields import REFUSED as REFUSED_BY_OLLAMA
+from quire.interfaces.server.openai.classification import ClassifyRequest, PoolingRequest
 from quire.interfaces.server.openai.embeddings import EmbeddingRequest
 from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.interfaces.server.openai.sampling import NOT_WITH_BEAMS
+from quire.interfaces.server.openai.scoring import REFUSED as REFUSED_BY_SCORING
+from quire.interfaces.server.openai.scoring import RerankRequest, ScoreRequest
+from quire.interfaces.server.openai.transcriptions import REFUSED as REFUSED_BY_TRANSCRIPTIONS
+from quire.interfaces.server.openai.transcriptions import TranscriptionRequest
 from quire.interfaces.server.openai_responses.fields import REFUSED as REFUSED_BY_RESPONSES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
@@ -53,6 +61,12 @@ def tables() -> dict[str, str]:
         "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
         "Fields of /v1/embeddings": _implemented(EmbeddingRequest, set()),
+        "Fields of /v1/rerank": _implemented(RerankRequest, set()),
+        "Fields of /v1/score": _implemented(ScoreRequest, set()),
+        "Fields of /v1/classify": _implemented(ClassifyRequest, set()),
+        "Fields of /pooling": _implemented(PoolingRequest, set(ClassifyRequest.__struct_fields__)),
+        "Fields of /v1/audio/transcriptions": _implemented(TranscriptionRequest, set()),
+        "Refused by /v1/audio/transcriptions": _refused(REFUSED_BY_TRANSCRIPTIONS),
         "Fields of a piece": _implemented(PromptPiece, set()),
         "Fields of /v1/load_lora_adapter": _implemented(LoadAdapterRequest, set()),
         "Fields of /v1/unload_lora_adapter": _implemented(UnloadAdapterRequest, set()),
@@ -73,7 +87,16 @@ def tables() -> dict[str, str]:
         "Fields of /v1/messages": _implemented(MessagesRequest, set()),
         "Refused by /v1/messages": _refused(REFUSED_BY_MESSAGES),
         "Accepted and ignored by /v1/messages": _ignored(_own_words(MESSAGES_RULES)),
-        "Refused by /v1/embeddings": _refused(REFUSED_BY_EMBEDDINGS),
+        "Fields of /api/chat": _implemented(OllamaChatRequest, set()),
+        "Fields of /api/generate": _implemented(OllamaGenerateRequest, set(OllamaChatRequest.__struct_fields__)),
+        "Refused by /api/chat and /api/generate": _refused(REFUSED_BY_OLLAMA),
+        "Their options": _implemented(Options, set()),
+        "Refused options": _refused(OPTION_RULES.refused),
+        "Ignored options": _ignored(OPTION_RULES.ignored),
+        "Fields of /completion": _implemented(CompletionOfLlamaCpp, set()),
+        "Fields of /infill": _implemented(InfillRequest, set(CompletionOfLlamaCpp.__struct_fields__) - {"prompt"}),
+        "Refused by /completion and /infill": _refused(REFUSED_BY_LLAMA_CPP),
+        "Refused by /v1/rerank and /v1/score": _refused(REFUSED_BY_SCORING),
         "Of the front end": _table(("metric", "kind", "meaning"), _front_end_metrics()),
         "Of the engine": _table(("metric", "kind", "meaning"), _engine_metrics()),
     }

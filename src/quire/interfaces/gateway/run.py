@@ -11,10 +11,8 @@ mistake raises UserError. Every way out ends the engine's process and frees the 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
-import shlex
 import signal
 import socket
 from collections.abc import Coroutine
@@ -22,14 +20,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from quire.config.kv_store import BOTH
 from quire.config.option import checked
 from quire.errors import EngineDeadError, OptionError
-from quire.interfaces.gateway.access.doors import doors_of
+from quire.interfaces.gateway.access.doors import doors_of, is_loopback
 from quire.interfaces.gateway.files.disk import check_folder
+from quire.interfaces.gateway.welcome import example_for, welcome
 from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import Alone, ProcessRole
-from quire.interfaces.server.transport.listener import listen, url_of
+from quire.interfaces.server.transport.listener import host_of, listen, listen_at, url_of
+from quire.interfaces.server.transport.tls import Tls
 from quire.interfaces.server.transport.unfinished import networks_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
@@ -68,13 +69,15 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
         networks_of(options.proxy_addresses)
         if options.files_folder:
             check_folder(options.files_folder)
-        options = with_shared_secret(options)
-        with listen(host, port) as listener, _admin_listener(options) as admin_listener:
+        check_tls(options)
+        main_listener = listen(host, port) if options.uds is None else listen_at(options.uds)
+        with main_listener as listener, _admin_listener(options) as admin_listener:
             with phases.measure("import"):
                 from quire.interfaces.async_llm import AsyncLLM
             with phases.measure("configure"):
                 engine = AsyncLLM(**engine_options)
                 check_possible(options, engine.config)
+                options = with_shared_secret(options)
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     return runner.run(_Server(engine, listener, admin_listener, options, phases).run())
@@ -91,7 +94,34 @@ def with_shared_secret(options: ServerOptions) -> ServerOptions:
     return replace(options, tenant_secret=secrets.token_hex(32))
 
 
+def check_tls(options: ServerOptions) -> None:
+    """Before anything loads."""
+    if options.ssl_certfile is None:
+        if options.ssl_keyfile is not None:
+            raise OptionError(
+                f"ssl_keyfile={options.ssl_keyfile}: a key alone is no use. Give its ssl_certfile as well."
+            )
+        return
+    if options.api_server_count > 1:
+        raise OptionError(
+            f"api_server_count={options.api_server_count}: an encrypted connection cannot go from one process to "
+            "another. Leave out ssl_certfile and put a proxy with TLS in front, or serve with one process."
+        )
+    Tls(options.ssl_certfile, options.ssl_keyfile)
+
+
 def check_possible(options: ServerOptions, config: EngineConfig) -> None:
+    shares_names = options.tenant_secret is not None or options.share_prefix_cache
+    if config.role != BOTH and not shares_names and doors_of(options).tenants.are_several:
+        raise OptionError(
+            f"role={config.role}: each tenant's blocks have names of their own, and servers with the other half find "
+            "them only with the same tenant_secret (QUIRE_TENANT_SECRET). Give all of them one."
+        )
+    if options.api_server_count > 1 and options.further_models:
+        raise OptionError(
+            f"api_server_count={options.api_server_count}: models that are loaded on demand belong to one process. "
+            "Leave out further_models or api_server_count."
+        )
     if options.api_server_count > 1 and config.engine_process is False:
         raise OptionError(
             f"api_server_count={options.api_server_count}: several processes need an engine in a process of its own, "
@@ -185,7 +215,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if http is not None:
-                await end_each(HTTP_server=http.close)
+                await end_each(HTTP_server=http.close, further_models=http.app.state.models.further.close)
             await end_each(fleet=fleet.close)
             self._engine.shutdown()
 
@@ -232,12 +262,17 @@ class _Server:
     def _say_welcome(self) -> None:
         logger.info("where the start-up time went:\n%s", self._phases.table())
         name = self._engine.config.served_model_name
-        renderer = self._engine.renderer
-        is_chat = renderer.has_chat_template
+        has_template = self._engine.renderer.has_chat_template
+        example = example_for(self._engine.config.facts, has_chat_template=has_template)
         has_key = bool(self._options.api_keys or self._options.api_key_file)
+        scheme = "http" if self._options.ssl_certfile is None else "https"
         if self._admin_listener is not None:
-            logger.info("administration: %s/v1/admin", url_of(self._admin_listener))
-        print(welcome(url_of(self._listener), name, is_chat=is_chat, has_key=has_key), flush=True)
+            logger.info("administration: %s/v1/admin", url_of(self._admin_listener, scheme))
+        host = host_of(self._listener)
+        if host and not has_key and not is_loopback(host):
+            logger.warning("host=%s: whoever reaches this machine may use the model. Keys: --api-key.", host)
+        url = url_of(self._listener, scheme)
+        print(welcome(url, name, example, has_key=has_key, uds=self._options.uds), flush=True)
 
     # ------------------------------------------------------------------------------------------ serving, ending
 
@@ -288,7 +323,8 @@ def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socke
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, fleet: Fleet | NoFleet, options: ServerOptions) -> Supervisor:
     from quire.interfaces.server.life.crash_reports import CrashReports, folder_of
-    from quire.interfaces.server.life.supervisor import RestartPolicy, Supervisor
+    from quire.interfaces.server.life.supervisor import Supervisor
+    from quire.interfaces.server.restart_policy import RestartPolicy
 
     timeout = options.stall_timeout
     if timeout is None:
@@ -307,23 +343,3 @@ def _make_supervisor(engine: AsyncLLM, http: HttpServer, fleet: Fleet | NoFleet,
         on_standing=stands,
         on_replica=fleet.replica_is_back,
     )
-
-
-def try_line(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
-    """A command to paste."""
-    body: dict[str, Any]
-    if is_chat:
-        path = "/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": "What is seven plus five?"}]}
-    else:
-        path = "/v1/completions"
-        body = {"prompt": "Once upon a time", "max_tokens": 32}
-    key = """ -H "Authorization: Bearer $API_KEY\"""" if has_key else ""
-    data = shlex.quote(json.dumps({"model": model, **body}, ensure_ascii=False))
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
-
-
-def welcome(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
-    """The last words of a start-up."""
-    line = try_line(url, model, is_chat=is_chat, has_key=has_key)
-    return f"\nQuire serves {model} at {url} (Ctrl-C ends it). Open it in a browser, or try:\n\n  {line}\n"

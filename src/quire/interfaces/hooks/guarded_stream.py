@@ -268,10 +268,12 @@ class GuardedStream:
         sequence = self._sequences[delta.index]
         if sequence.is_over:
             return
-        if delta.num_cached_tokens is not None or delta.prompt_logprobs is not None:
-            # of the prompt, which its sender knows
+        of_prompt = (delta.num_cached_tokens, delta.prompt_logprobs, delta.share_of_others)
+        if any(fact is not None for fact in of_prompt):
+            # its sender knows it
             first = TokenDelta(delta.index, prompt_logprobs=delta.prompt_logprobs)
             first.num_cached_tokens = delta.num_cached_tokens
+            first.share_of_others = delta.share_of_others
             self._show(first)
         sequence.take(delta)
         if delta.finish_reason in ("error", "abort"):
@@ -417,6 +419,7 @@ def _end_of(delta: TokenDelta) -> TokenDelta:
     end.logprobs = None
     end.prompt_logprobs = None
     end.num_cached_tokens = None
+    end.share_of_others = None
     return end
 
 

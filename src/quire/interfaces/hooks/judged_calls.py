@@ -137,6 +137,9 @@ class JudgedCalls:
         last.num_cached_tokens = next(
             (one.num_cached_tokens for one in kept.deltas if one.num_cached_tokens is not None), None
         )
+        last.share_of_others = next(
+            (one.share_of_others for one in kept.deltas if one.share_of_others is not None), None
+        )
         if kept.is_changed:
             last.text = ""
             last.token_ids = []

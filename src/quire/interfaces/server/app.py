@@ -15,14 +15,28 @@ from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
-from quire.interfaces.server.administration import adapters, admin, pinned_prefixes, weights
+from quire.interfaces.server.administration import adapters, admin, pinned_prefixes, sleeping, weights
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.gate import Gate
+from quire.interfaces.server.llama_cpp import endpoints as llama_cpp
 from quire.interfaces.server.observing import health, metrics, observe
-from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
+from quire.interfaces.server.ollama import endpoints as ollama
+from quire.interfaces.server.openai import (
+    chat,
+    classification,
+    completions,
+    embeddings,
+    invocations,
+    models,
+    scoring,
+    streamed_completion,
+    tokenization,
+    transcriptions,
+)
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.parts import parts_of
+from quire.interfaces.server.transport.root_path import RootPath
 from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.observability.tracing import Tracing
 from quire.version import __version__
@@ -36,15 +50,21 @@ FAMILIES = (
     chat,
     openai_responses,
     anthropic_messages,
+    ollama,
+    llama_cpp,
     embeddings,
+    scoring,
+    classification,
+    transcriptions,
     tokenization,
+    invocations,
     metrics,
     openapi,
     observe,
     page,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-ADMIN_FAMILIES = (admin, adapters, pinned_prefixes, weights)
+ADMIN_FAMILIES = (admin, adapters, pinned_prefixes, weights, sleeping)
 # These stand on the port of administrators, too.
 ALSO_FOR_ADMINS = (health, metrics, observe)
 
@@ -56,14 +76,18 @@ def create_app(
     options = options or ServerOptions()
     parts = parts_of(options, tracing)
     door = OpenDoor(EverybodyMayEnter(options.max_queue_seconds, options.max_request_seconds))
-    app = application(FAMILIES, parts, door, options.allowed_origins)
+    app = application(FAMILIES, parts, door, options.allowed_origins, options.root_path)
     if engine is not None:
         parts["serving"].attach(engine)
     return app
 
 
 def application(
-    families: Iterable[Any], parts: dict[str, Any], door: Door, allowed_origins: Sequence[str] = ()
+    families: Iterable[Any],
+    parts: dict[str, Any],
+    door: Door,
+    allowed_origins: Sequence[str] = (),
+    root_path: str | None = None,
 ) -> FastAPI:
     """The endpoints of one port, behind a gate. Without an engine all is answered 503 until `Serving.attach`."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
@@ -103,6 +127,8 @@ def application(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
+    if root_path is not None:
+        app.add_middleware(RootPath, prefix=root_path)
     return app
 
 

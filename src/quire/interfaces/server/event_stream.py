@@ -53,6 +53,7 @@ class StreamDialect:
     # an error that comes after the first byte
     error_event: Callable[[ApiError], bytes] = _error_event
     closing: bytes = b"data: [DONE]\n\n"
+    media_type: str = "text/event-stream"
 
 
 OPENAI = StreamDialect()
@@ -213,7 +214,7 @@ class EventStream(Response):
     case, which aborts the request."""
 
     def __init__(self, in_flight: InFlight, answer: Answer) -> None:
-        super().__init__(headers=_HEADERS, media_type="text/event-stream")
+        super().__init__(headers=_HEADERS, media_type=answer.dialect.media_type)
         # the length is not known
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._in_flight = in_flight

@@ -18,13 +18,14 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Match
 
+from quire.interfaces.server.access.access_line import AccessLine
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
 from quire.interfaces.server.access.in_flight import InFlight, Receive, Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
 from quire.observability.metrics import ServerMetrics
-from quire.observability.tracing import RequestTrace, Tracing, current_trace
+from quire.observability.tracing import Tracing, current_trace
 
 logger = logging.getLogger("quire.server.access")
 
@@ -43,8 +44,8 @@ _ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
 _NOT_TRACED = ("/health", "/metrics")
 # The client went away before a status was sent.
 _GONE = 499
-# So is this, to an administrator: why an engine does not come up is to be seen while it does not.
-_UNREADY = _ALWAYS | {"/v1/admin/log_level"}
+# So are these, to an administrator: why an engine does not come up is to be seen while it does not.
+_UNREADY = _ALWAYS | {"/v1/admin/log_level", "/sleep", "/wake_up", "/is_sleeping"}
 
 
 class Gate:
@@ -76,15 +77,19 @@ class Gate:
         is_socket = scope["type"] == "websocket"
         response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
         dialect = dialect_of(scope["path"])
-        if dialect is not None:
+        if dialect is not None and dialect.request_id_header is not None:
             response.headers.append((dialect.request_id_header, request_id))
         began = time.monotonic()
         trace = None
         if self._tracing is not None and not scope["path"].startswith(_NOT_TRACED):
             trace = self._tracing.begin(scope.get("method", "WS"), scope["headers"])
-        token = current_trace.set(trace)
+        line = AccessLine(trace)
+        token = current_trace.set(line)
+        tenant = ""
         try:
-            with acting_for(self._checked(scope, request_id.decode())):
+            caller = self._checked(scope, request_id.decode())
+            tenant = caller.name
+            with acting_for(caller):
                 if scope["path"] in _ALWAYS:
                     await self._app(scope, receive, response.send)
                 else:
@@ -103,7 +108,7 @@ class Gate:
             await response.end_with(unavailable("The server is shutting down."), scope, receive)
         finally:
             current_trace.reset(token)
-            self._account(scope, response, request_id, time.monotonic() - began, trace)
+            self._account(scope, response, request_id, time.monotonic() - began, tenant, line)
 
     def _checked(self, scope: Scope, request_id: str) -> Caller:
         """Raises what the request is refused with at the door."""
@@ -135,16 +140,31 @@ class Gate:
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
     def _account(
-        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, trace: RequestTrace | None
+        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, tenant: str, of_engine: AccessLine
     ) -> None:
         route = getattr(scope.get("route"), "path", "none")
         status = _GONE if scope.get("client_gone") else response.status or _GONE
-        if trace is not None:
-            trace.end(route, status)
+        of_engine.end(route, status)
         self._metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
         method = scope.get("method", "WS")
-        logger.log(level, "%s %s %d %.3f s %s", method, route, status, seconds, request_id.decode())
+        address = scope.get("client")
+        client = "{}:{}".format(*address) if address else "somebody"
+        fields = {
+            "client": client,
+            "method": method,
+            "route": route,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "request_id": request_id.decode(),
+            **({"tenant": tenant} if tenant else {}),
+            **of_engine.fields(),
+        }
+        line = "%s %s %d %.3f s %s %s%s"
+        words = method, route, status, seconds, fields["request_id"], client, of_engine.words()
+        logger.log(level, line, *words, extra={"fields": fields})
 
 
 class _Response:

@@ -20,7 +20,9 @@ from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.transport.connections import Connection, connections_of
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
+from quire.interfaces.server.transport.handshakes import Handshake
 from quire.interfaces.server.transport.slow_readers import SlowReaders
+from quire.interfaces.server.transport.tls import Tls
 from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of
 from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.interfaces.server.wire.errors import unavailable
@@ -35,7 +37,7 @@ _ACCEPTED_A_TURN = 16
 _LAG_PERIOD_SECONDS = 0.1
 
 
-def _doors(listener: socket.socket) -> list[socket.socket]:
+def doors(listener: socket.socket) -> list[socket.socket]:
     """The same socket several times. uvloop accepts one connection of each in a turn: behind 512 that come together
     whoever asks for /health would wait for 512 turns, in which the first of them are answered already.
 
@@ -56,11 +58,41 @@ async def _measure_loop_lag(lag: Histogram) -> None:
         lag.observe(max(0.0, loop.time() - due))
 
 
-class _Uvicorn(uvicorn.Server):
+class Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the caller's: uvicorn would raise them again at the end, and the exit status would be theirs."""
         yield
+
+
+def uvicorn_of(
+    app: Any, options: ServerOptions, http: type[Connection], ws: Any = "none", tls: Tls | None = None
+) -> Uvicorn:
+    """An application on sockets, behind this server's own protocols."""
+    config = uvicorn.Config(
+        app,
+        http=http,
+        ws=ws,
+        ws_max_size=MAX_PIECE_BYTES,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # a header that says who the client is can be forged, and nothing here needs it
+        proxy_headers=False,
+        timeout_keep_alive=options.keep_alive_seconds,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+    if tls is not None:
+        context = tls.context
+
+        def handshake(**its: Any) -> Handshake:
+            return Handshake(lambda: http(**its), context, http.head_seconds, http.unfinished)
+
+        # loading sets it to what uvicorn's own options say
+        config.load()
+        config.http_protocol_class = handshake  # type: ignore[assignment]
+    return Uvicorn(config)
 
 
 class HttpServer:
@@ -84,38 +116,27 @@ class HttpServer:
             options.max_unfinished_connections, networks_of(options.proxy_addresses), Descriptors()
         )
         self._slow_readers = SlowReaders()
+        self._tls = None if options.ssl_certfile is None else Tls(options.ssl_certfile, options.ssl_keyfile)
         # socket and application of each port
         self._ports = [(listener, self._uvicorn_of(app, options, role))]
         if admin_listener is not None:
             self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options, role)))
         self._tasks: list[asyncio.Task[None]] = []
-        self._lag: asyncio.Task[None] | None = None
+        # those that go on until the end
+        self._watches: list[asyncio.Task[None]] = []
 
-    def _uvicorn_of(self, app: FastAPI, options: ServerOptions, role: ProcessRole) -> _Uvicorn:
+    def _uvicorn_of(self, app: FastAPI, options: ServerOptions, role: ProcessRole) -> Uvicorn:
         base = Connection if role.hand_on is None else handing_connections_of(role.hand_on, role.is_for_any)
         bounds = options.first_byte_seconds, self._unfinished, self._slow_readers
-        return _Uvicorn(
-            uvicorn.Config(
-                app,
-                http=connections_of(*bounds, base),
-                ws=web_sockets_of(*bounds),
-                ws_max_size=MAX_PIECE_BYTES,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                # a header that says who the client is can be forged, and nothing here needs it
-                proxy_headers=False,
-                timeout_keep_alive=options.keep_alive_seconds,
-                timeout_graceful_shutdown=_CLOSE_SECONDS,
-            )
-        )
+        return uvicorn_of(app, options, connections_of(*bounds, base), web_sockets_of(*bounds), self._tls)
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(server.serve(sockets=_doors(listener))) for listener, server in self._ports]
+        self._tasks = [asyncio.create_task(server.serve(sockets=doors(listener))) for listener, server in self._ports]
         loop = asyncio.get_running_loop()
         self.metrics.event_loop_tasks.read = lambda: len(asyncio.all_tasks(loop))
-        self._lag = asyncio.create_task(_measure_loop_lag(self.metrics.event_loop_lag))
+        self._watches = [asyncio.create_task(_measure_loop_lag(self.metrics.event_loop_lag))]
+        if self._tls is not None:
+            self._watches.append(asyncio.create_task(self._tls.watch()))
 
     async def adopt(self, connection: socket.socket, data: bytes) -> None:
         """A connection that another process has accepted, and read so much of. Raises OSError if it is gone."""
@@ -145,7 +166,7 @@ class HttpServer:
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
-        if self._serving.readiness is not Readiness.STOPPING:
+        if self._serving.readiness not in (Readiness.STOPPING, Readiness.ASLEEP):
             self._serving.readiness = Readiness.RESTARTING
 
     def stand(self, is_standing: bool) -> None:
@@ -191,7 +212,7 @@ class HttpServer:
             server.should_exit = True
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._lag is not None:
-            self._lag.cancel()
+        for watch in self._watches:
+            watch.cancel()
         for task in self._tasks:
             task.result()

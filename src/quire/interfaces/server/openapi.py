@@ -182,14 +182,14 @@ def _answer(description: Description, schemas: _Schemas) -> dict[str, Any]:
         schema = {"type": "object"} if description.answer is None else schemas.of(description.answer)
     content = {description.media_type: {"schema": schema}}
     if description.event is not None:
-        content["text/event-stream"] = {"schema": _events(description, schemas)}
+        content[description.event_media_type] = {"schema": _events(description, schemas)}
     return _response(HTTPStatus(description.status).phrase, content)
 
 
 def _events(description: Description, schemas: _Schemas) -> dict[str, Any]:
     text = f"with stream=true: {description.event_words}"
     event = schemas.of(description.event)
-    return {"type": "string", "description": text, "contentMediaType": "text/event-stream", "x-event": event}
+    return {"type": "string", "description": text, "contentMediaType": description.event_media_type, "x-event": event}
 
 
 def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:

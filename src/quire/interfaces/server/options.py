@@ -3,7 +3,9 @@ docs/options.md and the check derive from its line. Light, because the command l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quire.config.option import option
 from quire.observability.metric_prefixes import OWN_PREFIX, PREFIXES
@@ -39,7 +41,47 @@ class ServerOptions:
         (), "web page that may call this server from a browser", section="access", flag="--allowed-origin"
     )
 
+    root_path: str | None = option(
+        None, "prefix of all paths, where a proxy hands requests on with it; paths without it are served as well",
+        section="access",
+    )  # fmt: skip
+
+    # listening
+    uds: str | None = option(
+        None, "path of a Unix socket to listen on instead of host and port; who may open it is decided by its folder",
+        section="listening",
+    )  # fmt: skip
+    ssl_certfile: str | None = option(
+        None, "certificate for TLS, with those between it and its root, in PEM form; read again when it changes",
+        section="listening",
+    )  # fmt: skip
+    ssl_keyfile: str | None = option(
+        None, "its key without a password, where the certificate's file has none", section="listening"
+    )
+
     # requests
+    force_include_usage: bool = option(
+        False, "streams of chats and completions count their tokens in every event, as if asked with stream_options",
+        section="requests",
+    )  # fmt: skip
+    enable_per_request_metrics: bool = option(
+        False, "answers of chats and completions tell their times: in metrics, of a stream in the event with usage",
+        section="requests",
+    )  # fmt: skip
+    return_tokens_as_token_ids: bool = option(
+        False, "tokens of log-probabilities are called token_id:N, unless a request says otherwise", section="requests"
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, "values that the chat template sees unless a request gives others: {\"enable_thinking\": false}",
+        section="requests",
+    )  # fmt: skip
+    tokenizer_info: bool = option(
+        False, "GET /tokenizer_info shows the tokenizer's settings and the chat template", section="requests"
+    )
+    model_aliases: tuple[str, ...] = option(
+        (), "name of another model, or a pattern such as 'claude-*', that is answered by the one that is served",
+        section="requests", flag="--model-alias",
+    )  # fmt: skip
     strict: bool = option(False, "refuse requests with unknown fields", section="requests")
     max_body_bytes: int = option(
         32 * 2**20, "largest body; also all pieces of a prompt together", section="requests", least=1, unit="bytes"
@@ -80,6 +122,26 @@ class ServerOptions:
     proxy_addresses: tuple[str, ...] = option(
         (), "address or network (10.0.0.0/8) of a proxy in front of this server, through which many clients come",
         section="requests", flag="--proxy-address",
+    )  # fmt: skip
+
+    # further models
+    further_models: tuple[str, ...] = option(
+        (), "directory or hub name of a model that is loaded when a request names it, in a process of its own, and "
+        "leaves when nobody has used it; what came first leaves first where memory is short",
+        section="further models", flag="--further-model",
+    )  # fmt: skip
+    further_models_memory: int = option(
+        4 * 2**30, "room for those that are loaded: program, weights, largest step and 512 MiB of KV cache each",
+        section="further models", least=1, unit="bytes",
+    )  # fmt: skip
+    further_models_keep_alive: float = option(
+        300.0, "one that nobody uses for so long leaves; Ollama's keep_alive in a request decides for that model",
+        section="further models", least=0, greatest=86400, unit="seconds",
+    )  # fmt: skip
+
+    further_models_load_timeout: float = option(
+        300.0, "one that is not ready in this time is given up, and its requests are refused with 503",
+        section="further models", least=0.1, greatest=86400, unit="seconds",
     )  # fmt: skip
 
     # adapters

@@ -18,7 +18,7 @@ from fastapi import Request
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.access.in_flight import InFlight, Turnstile
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
+from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, dialect_of, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_scan import JsonBounds, JsonScan, check_json
 
@@ -38,7 +38,10 @@ _OTHER_VALUES = 4096
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
+_FORM = "application/x-www-form-urlencoded"
+_OF_BROWSERS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode", "cookie")
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+_MOST_KEYS_SHOWN = 8
 _MISMATCH = re.compile(r"Expected `([^`]*)`, got `([^`]*)`(?: - at `(?:key` in `)?\$\.?([^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
@@ -107,11 +110,15 @@ class Bodies:
         """The body as `request_type`, or ApiError. `is_optional`: no body at all asks for what `{}` asks for."""
         if is_optional and not _has_body(request):
             return request_type()
+        data = await self.read_whole(request)
+        return parse_request(data, request_type, rules, strict=strict or self.strict)
+
+    async def read_whole(self, request: Request) -> bytes:
+        """JSON within the bounds, that nobody has looked at yet."""
         _check_media_type(request)
         # a server that ends tells it so, and does not wait for a request that it does not know yet
         with self._in_flight.enter(is_awaited=False):
-            data = await self._whole_of(request)
-        return parse_request(data, request_type, rules, strict=strict or self.strict)
+            return await self._whole_of(request)
 
     async def read_bytes(self, data: bytes, request_type: type[_T], rules: FieldRules) -> _T:
         """The same of a body that is there already, however long it is."""
@@ -231,10 +238,19 @@ def _has_body(request: Request) -> bool:
 
 def _check_media_type(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
-    if not _CONTENT_TYPE.fullmatch(content_type.strip()):
+    if not (_CONTENT_TYPE.fullmatch(content_type.strip()) or _is_unnamed_json(request, content_type.strip())):
         shown = repr(content_type[:64]) if content_type else "missing"
         raise ApiError(415, f"Content-Type is {shown}; it must be application/json, and the body UTF-8.")
     check_encoding(request)
+
+
+def _is_unnamed_json(request: Request, content_type: str) -> bool:
+    """Where Ollama's users write `curl -d`. A page of anybody can have a browser send a form: browsers say that they
+    are one."""
+    dialect = dialect_of(request.scope["path"])
+    if dialect is None or not dialect.takes_unnamed_json or content_type.lower() not in ("", _FORM):
+        return False
+    return not any(name in request.headers for name in _OF_BROWSERS)
 
 
 def check_encoding(request: Request) -> None:
@@ -265,12 +281,14 @@ def in_bytes(count: int) -> str:
 
 
 def _bad_key(body: dict[str, Any]) -> ApiError | None:
-    """msgspec does not say which key of logit_bias is no token id."""
+    """msgspec does not say which keys of logit_bias are no token ids."""
     bias = body.get("logit_bias")
-    for key in bias if isinstance(bias, dict) else ():
-        if not _TOKEN_ID.fullmatch(key):
-            return invalid(f"logit_bias: the key {key[:40]!r} is no token id.", "logit_bias")
-    return None
+    bad = [repr(key[:40]) for key in bias if not _TOKEN_ID.fullmatch(key)] if isinstance(bias, dict) else []
+    if not bad:
+        return None
+    shown = ", ".join(bad[:_MOST_KEYS_SHOWN])
+    what = f"the key {shown} is no token id" if len(bad) == 1 else f"the keys {shown} are no token ids"
+    return invalid(f"logit_bias: {what}.", "logit_bias")
 
 
 def _explained(text: str, what: str) -> ApiError:

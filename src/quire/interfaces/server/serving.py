@@ -15,6 +15,7 @@ class Readiness(enum.Enum):
     STARTING = "the model is still loading"
     READY = "ready"
     RESTARTING = "the engine died and is being started again"
+    ASLEEP = "the engine sleeps until somebody wakes it up (POST /wake_up)"
     STOPPING = "the server is shutting down"
     DEAD = "the engine has died"
 
@@ -45,6 +46,14 @@ class Serving:
         self.readiness = Readiness.READY
         self.has_started = True
         self.is_standing = False
+
+    def fall_asleep(self) -> None:
+        """No request is answered until another `attach`."""
+        self.readiness = Readiness.ASLEEP
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.readiness is Readiness.ASLEEP
 
     def check_ready(self) -> None:
         """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""

@@ -150,13 +150,13 @@ def read_call(reader: Reader, names: Collection[str] | None = None) -> Steps[Non
     yield from reader.expect("{")
     while True:
         yield from reader.next_letter()
-        key = yield from _read_text(reader)
+        key = yield from read_text(reader)
         yield from reader.expect(":")
         letter = yield from reader.next_letter()
         if is_begun or key not in (*_NAME, *_ARGUMENTS):
             yield from read_json(reader, _drop)
         elif key in _NAME:
-            name = yield from _read_text(reader)
+            name = yield from read_text(reader)
             if names is not None and name not in names:
                 raise Malformed
         elif name and letter == "{":
@@ -176,11 +176,11 @@ def read_call(reader: Reader, names: Collection[str] | None = None) -> Steps[Non
         reader.call(name, _object_in(held))
 
 
-def read_calls(reader: Reader) -> Steps[None]:
+def read_calls(reader: Reader, names: Collection[str] | None = None) -> Steps[None]:
     """A list of such objects, at least one."""
     yield from reader.expect("[")
     while True:
-        yield from read_call(reader)
+        yield from read_call(reader, names)
         reader.accept()
         letter = yield from reader.next_letter()
         if letter not in (",", "]"):
@@ -190,7 +190,7 @@ def read_calls(reader: Reader) -> Steps[None]:
             return
 
 
-def _read_text(reader: Reader) -> Steps[str]:
+def read_text(reader: Reader) -> Steps[str]:
     """A string, decoded."""
     if (yield from reader.peek()) != '"':
         raise Malformed

@@ -36,15 +36,20 @@ def _read(reader: Reader) -> Steps[None]:
 
 def _calls(reader: Reader) -> Steps[None]:
     yield from reader.follows(_OPEN)
-    yield from reader.expect("[")
-    while True:
-        yield from _call(reader)
-        if (yield from _is_last(reader, "]")):
-            break
+    yield from read_python_calls(reader)
     yield from reader.follows(_CLOSE)
 
 
-def _call(reader: Reader) -> Steps[None]:
+def read_python_calls(reader: Reader) -> Steps[None]:
+    """A list of calls, at least one."""
+    yield from reader.expect("[")
+    while True:
+        yield from read_python_call(reader)
+        if (yield from _is_last(reader, "]")):
+            break
+
+
+def read_python_call(reader: Reader) -> Steps[None]:
     yield from reader.next_letter()
     name = yield from reader.word(_WORD)
     if name not in reader.functions:

@@ -12,23 +12,31 @@ from quire.renderer.output_parsing.bare_values import BareArguments, read_argume
 from quire.renderer.output_parsing.format import ToolFormat
 from quire.renderer.output_parsing.reader import Reader, Steps
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_OF_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_OF_PARAMETER = "<parameter=", "</parameter>"
 _LABEL = re.compile(r"[^<>\n]+")
 
 
-def _read(reader: Reader) -> Steps[None]:
-    while mark := (yield from reader.content_until((_OPEN, _FUNCTION))):
-        yield from reader.attempt(mark, _call(reader, has_opening=mark == _OPEN))
+def calls_as_functions(name: str, opening: str, closing: str) -> ToolFormat:
+    """What stands around each call is the family's own."""
 
+    def read(reader: Reader) -> Steps[None]:
+        while mark := (yield from reader.content_until((opening, _FUNCTION))):
+            yield from reader.attempt(mark, call(reader, has_opening=mark == opening))
 
-def _call(reader: Reader, *, has_opening: bool) -> Steps[None]:
-    if has_opening:
-        yield from reader.expect(_FUNCTION)
-    name = yield from _label(reader)
-    yield from read_arguments_in_tags(reader, name, _PARAMETER, _END_OF_FUNCTION, _pair, on_own_lines=True)
-    yield from reader.follows(_CLOSE)
+    def call(reader: Reader, *, has_opening: bool) -> Steps[None]:
+        if has_opening:
+            yield from reader.expect(_FUNCTION)
+        function = yield from _label(reader)
+        yield from read_arguments_in_tags(reader, function, _PARAMETER, _END_OF_FUNCTION, _pair, on_own_lines=True)
+        yield from reader.follows(closing)
+
+    return ToolFormat(
+        name=name,
+        read=read,
+        marks=(opening, closing),
+        is_taught_by=lambda template: opening in template and _FUNCTION in template and _PARAMETER in template,
+    )
 
 
 def _pair(reader: Reader, arguments: BareArguments) -> Steps[None]:
@@ -43,9 +51,4 @@ def _label(reader: Reader) -> Steps[str]:
     return label.strip()
 
 
-FORMAT = ToolFormat(
-    name="qwen3_coder",
-    read=_read,
-    marks=(_OPEN, _CLOSE),
-    is_taught_by=lambda template: _FUNCTION in template and _PARAMETER in template,
-)
+FORMAT = calls_as_functions("qwen3_coder", "<tool_call>", "</tool_call>")

@@ -13,7 +13,7 @@ from starlette.datastructures import State
 
 from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
 from quire.interfaces.server.endpoint import Endpoint
-from quire.interfaces.server.openai import chat, completions, embeddings
+from quire.interfaces.server.openai import chat, classification, completions, embeddings, scoring
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of
 
@@ -22,6 +22,9 @@ _ENDPOINTS: dict[str, Endpoint[Any]] = {
     "/v1/chat/completions": chat.ENDPOINT,
     "/v1/completions": completions.ENDPOINT,
     "/v1/embeddings": embeddings.ENDPOINT,
+    "/v1/classify": classification.CLASSIFY_ENDPOINT,
+    "/v1/rerank": scoring.RERANK_ENDPOINT,
+    "/v1/score": scoring.SCORE_ENDPOINT,
     "/v1/responses": openai_responses.ENDPOINT,
 }
 # not now: an overload, a server that is starting or ending, a disk without room for what is to be stored

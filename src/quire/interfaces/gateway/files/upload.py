@@ -11,9 +11,9 @@ from fastapi import Request
 
 from quire.interfaces.engine_calls import outlast
 from quire.interfaces.gateway.files.disk import FileFolder, NewFile
-from quire.interfaces.gateway.files.multipart import Part, boundary_of, read_parts
 from quire.interfaces.server.request_body import BodyChunks, check_encoding
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
+from quire.interfaces.server.wire.multipart import Part, boundary_of, read_parts
 
 # bytes go to the disk in blocks of this size, each in a thread
 _BLOCK_BYTES = 2**20

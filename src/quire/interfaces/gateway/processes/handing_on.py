@@ -29,17 +29,32 @@ _GET = frozenset(path.encode() for path in PUBLIC_PATHS | PAGE_PATHS) | {
 _POST = frozenset({
     b"/v1/chat/completions",
     b"/v1/completions",
+    b"/v1/audio/transcriptions",
+    b"/v1/audio/translations",
     b"/v1/embeddings",
+    b"/v1/classify",
+    b"/v1/rerank",
+    b"/v1/score",
+    b"/v2/rerank",
+    b"/classify",
+    b"/pooling",
+    b"/rerank",
+    b"/score",
     b"/v1/messages",
     b"/v1/messages/count_tokens",
+    b"/invocations",
+    b"/ping",
     b"/tokenize",
     b"/detokenize",
 })  # fmt: skip
 
 
-def is_for_any(method: bytes, target: bytes) -> bool:
-    """Whether every process can answer this; errors of the request itself included."""
+def is_for_any(method: bytes, target: bytes, prefix: bytes = b"") -> bool:
+    """Whether every process can answer this; errors of the request itself included. `prefix`: of paths that a proxy
+    hands on."""
     path = target.partition(b"?")[0]
+    if prefix and path.startswith(prefix + b"/"):
+        path = path[len(prefix) :]
     match method:
         case b"GET" | b"HEAD":
             return path in _GET or path.startswith(b"/v1/models/")

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 from quire.config import EngineConfig
@@ -31,6 +32,7 @@ from quire.interfaces.gateway.processes.sibling_answers import answers_of, count
 from quire.interfaces.hooks.guarded_client import open_client
 from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.process_role import ProcessRole
+from quire.interfaces.server.transport.root_path import prefix_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
@@ -81,7 +83,7 @@ class Member:
         role = ProcessRole(
             siblings=self._siblings,
             hand_on=hander_on(socket.socket(fileno=document.connections)),
-            is_for_any=is_for_any,
+            is_for_any=partial(is_for_any, prefix=prefix_of(self._options.root_path or "").rstrip("/").encode()),
         )
         ledger = SharedLedger(document.counts, document.seat, document.num_seats, document.tenants)
         listener = socket.socket(fileno=document.listener)

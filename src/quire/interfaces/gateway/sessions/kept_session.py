@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.beam_search_params import GenerationParams
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.generation import Generation, OutputObserver
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.session import AsyncSession
-from quire.sampling_params import SamplingParams
 
 
 class Kind(enum.StrEnum):
@@ -127,7 +127,7 @@ class WholePrompt:
     """A turn that was checked: the whole conversation, and how to go on with it."""
 
     token_ids: list[int]
-    params: SamplingParams
+    params: GenerationParams
     adapter: Adapter | None
 
 

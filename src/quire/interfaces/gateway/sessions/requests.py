@@ -38,17 +38,19 @@ class RewindRequest(msgspec.Struct, kw_only=True):
 
 
 _BY_BOTH: dict[str, Refused] = {
-    "n": Refused("a session goes on with one answer; leave it out, or fork the session", (1,)),
-    "use_beam_search": Refused("a session goes on with one answer; leave it out", (False,)),
     "prompt_logprobs": Refused("only what is new is computed; send the whole as a request of its own"),
     "priority": Refused("turns of sessions have the priority 0", (0,)),
+    "kv_transfer_params": Refused("a session has both halves of its turns in one server"),
     "cache_salt": Refused("it belongs to the session; give it when you open one"),
 }
 _BY_CHATS = {
     "continue_final_message": Refused("what was said stays as it is; send a new message", (False,)),
     "add_generation_prompt": Refused("a turn brings an answer; leave it out", (True,)),
 }
-_BY_TEXTS = {"echo": Refused("the answer of a turn is what is new; leave it out", (False,))}
+_BY_TEXTS = {
+    "echo": Refused("the answer of a turn is what is new; leave it out", (False,)),
+    "prompt_embeds": Refused("a session keeps tokens; send vectors to /v1/completions"),
+}
 
 # what turns refuse beyond the endpoints that they resemble
 REFUSED_BY_TURNS = {**_BY_BOTH, **_BY_CHATS, **_BY_TEXTS}

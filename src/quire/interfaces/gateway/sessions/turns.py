@@ -56,7 +56,7 @@ async def continue_chat(request: Request, session_id: str) -> Response:
         said = [*body.messages, _as_sent_back(answer.message())]
         kept.turn_ended(said, Kind.CHAT, sessions_of(request).now)
 
-    return await respond(request, _Turn(answer, keep), is_stream=bool(body.stream))
+    return await respond(request, _Turn(answer, body.n, keep), is_stream=bool(body.stream))
 
 
 @router.post(
@@ -76,16 +76,21 @@ async def continue_text(request: Request, session_id: str) -> Response:
     check_length(len(whole), "max_tokens", body.max_tokens, model.max_model_len, what="prompt")
     params = completion_params(body, model.defaults)
     work = await Work.prepare(model, [whole], params, body)
-    turn = _Turn(Continuations(body, work, [""]), lambda: kept.turn_ended([], Kind.TEXT, sessions_of(request).now))
+
+    def keep() -> None:
+        kept.turn_ended([], Kind.TEXT, sessions_of(request).now)
+
+    turn = _Turn(Continuations(body, work, [""]), body.n, keep)
     return await respond(request, turn, is_stream=bool(body.stream))
 
 
 class _Turn:
-    """An answer that is kept before its last part is handed out. A turn that is left before, or fails, changes nothing
-    of what was said."""
+    """An answer that is kept before its last part is handed out, the first choice of several. A turn that is left
+    before, or fails, changes nothing of what was said."""
 
-    def __init__(self, answer: ChatAnswer | Continuations, keep: Callable[[], None]) -> None:
+    def __init__(self, answer: ChatAnswer | Continuations, num_choices: int | None, keep: Callable[[], None]) -> None:
         self._answer = answer
+        self._num_open = num_choices or 1
         self._keep = keep
         self.dialect = answer.dialect
         self.long_field = answer.long_field
@@ -100,7 +105,9 @@ class _Turn:
     def fold(self, delta: OutputDelta) -> None:
         self._answer.fold(delta)
         if delta.finish_reason is not None:
-            self._keep()
+            self._num_open -= 1
+            if not self._num_open:
+                self._keep()
 
 
 async def _model_of(kept: KeptSession, name: str | None, request: Request) -> ServedModel:
@@ -132,6 +139,8 @@ async def _tokens_of(body: CompletionRequest, model: ServedModel, *, is_first: b
     """What is new. In the middle of a text no special tokens are put around it."""
     prompt = body.prompt
     limit = model.max_model_len
+    if prompt is None:
+        raise invalid("prompt: is missing. A turn has one: a text or a list of token ids.", "prompt")
     if isinstance(prompt, list):
         if not all(type(token) is int for token in prompt):
             raise invalid("prompt: a turn of a session has one prompt, a text or a list of token ids.", "prompt")

@@ -1,1 +1,1 @@
-"""Who may come in, and when: keys, tenants, limits, queues, and the requests that are being answered."""
+"""Who asks, and the requests that are being answered. Keys, tenants and quotas are the gateway's."""

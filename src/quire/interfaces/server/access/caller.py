@@ -149,8 +149,8 @@ class OpenDoor:
 
 
 def new_request_id() -> str:
-    """Of a request whose client has given none."""
-    return f"req_{secrets.token_hex(12)}"
+    """Of a request whose client has given none: 32 characters, as programs written for vLLM expect."""
+    return f"req_{secrets.token_hex(14)}"
 
 
 def new_id(prefix: str) -> str:
@@ -181,7 +181,7 @@ def acting_for(caller: Caller) -> Iterator[None]:
 
 
 # Answered without a key, and at any time.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/version"})
 
 
 async def admins_only() -> None:

@@ -123,9 +123,12 @@ class InFlight:
         else:
             self._empty.set()
 
-    def interrupt_all(self, cause: Exception) -> None:
+    def interrupt_all(self, cause: Exception, kind: str = "shutdown") -> None:
+        """But not the one that asks for it."""
+        asking = asyncio.current_task()
         for ticket in list(self._tickets.values()):
-            ticket.interrupt(cause)
+            if ticket.task is not asking:
+                ticket.interrupt(cause, kind)
 
     def interrupt(self, request_id: str, cause: Exception, kind: str) -> int:
         """Ends all requests of this id, but not the one that asks for it; says how many there were."""
@@ -179,8 +182,7 @@ def within_time(admission: Admission, reservation: Reservation, *, is_arriving: 
         yield
         return
     loop = asyncio.get_running_loop()
-    too_long = _took_too_long(admission.request_seconds)
-    timers = [loop.call_later(admission.request_seconds, ticket.interrupt, too_long, "request_time")]
+    timers = [loop.call_later(admission.request_seconds, _end_running, admission.request_seconds, ticket)]
     if not is_arriving:
         timers.append(loop.call_later(admission.queue_seconds, _end_waiting, admission, reservation, ticket))
     try:
@@ -206,9 +208,9 @@ def _end_waiting(admission: Admission, reservation: Reservation, ticket: Ticket)
         ticket.interrupt(admission.waited_too_long(), "queue_time")
 
 
-def _took_too_long(seconds: float) -> ApiError:
+def _end_running(seconds: float, ticket: Ticket) -> None:
     # official clients send what ended with 5xx once more by themselves, unless they are told not to
-    return ApiError(
+    too_long = ApiError(
         504,
         f"The request ran for {seconds:g} s and was ended: that is the longest here (max_request_seconds). Ask for "
         "fewer tokens or fewer answers at once, or raise the limit.",
@@ -216,6 +218,7 @@ def _took_too_long(seconds: float) -> ApiError:
         code="request_timeout",
         headers={"x-should-retry": "false"},
     )
+    ticket.interrupt(too_long, "request_time")
 
 
 class Turnstile:

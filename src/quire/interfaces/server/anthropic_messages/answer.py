@@ -62,7 +62,8 @@ class MessageAnswer:
         with its status."""
         events = []
         if self._last is None:
-            self.message["usage"] = usage_of(self._work.counts.usage())
+            # the tokens of this difference are told by the events behind
+            self.message["usage"] = {**usage_of(self._work.counts.usage()), "output_tokens": 0}
             events.append(event_bytes({"type": "message_start", "message": self.message}))
         self._last = delta
         events += map(self._added, pieces_of(delta))
@@ -86,6 +87,9 @@ class MessageAnswer:
 
     async def whole(self) -> dict[str, Any]:
         await self.end()
+        params = self._work.transfer.params()
+        if params is not msgspec.UNSET:
+            self.message["kv_transfer_params"] = params
         return self.message
 
     def _stop_reason(self, last: OutputDelta, usage: Usage) -> str:

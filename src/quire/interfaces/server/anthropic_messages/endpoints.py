@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import State
 
-from quire.errors import ContextLengthError
 from quire.interfaces.server.anthropic_messages.answer import MessageAnswer
 from quire.interfaces.server.anthropic_messages.fields import (
     COUNT_RULES,
@@ -20,9 +18,8 @@ from quire.interfaces.server.anthropic_messages.fields import (
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
 from quire.interfaces.server.endpoint import Endpoint
-from quire.interfaces.server.openai.chat import prepare_chat
-from quire.interfaces.server.openai.requests import ChatRequest
-from quire.interfaces.server.openai.work import Work, count_input
+from quire.interfaces.server.openai.chat import prepare_chat, prepare_chat_that_fits
+from quire.interfaces.server.openai.work import count_input
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
@@ -55,7 +52,7 @@ async def _answer(body: MessagesRequest, state: State) -> MessageAnswer:
         # clients of this API send one to every model, also to one whose thoughts cannot be counted
         if chat.thinking_token_budget is None and budget is not None and model.renderer.can_count_thoughts:
             chat.thinking_token_budget = budget
-        work = await _work_of(chat, model)
+        work = await prepare_chat_that_fits(chat, model)
     name = body.model or model.name
     return MessageAnswer(name, work, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
 
@@ -75,13 +72,3 @@ async def count_tokens(request: Request) -> Response:
         chat = chat_of(body, sees_images=model.renderer.sees_images)
         num_tokens = await count_input(prepare_chat(chat, model))
     return json_answer(TokenCount(num_tokens))
-
-
-async def _work_of(chat: ChatRequest, model: ServedModel) -> Work:
-    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can."""
-    try:
-        return await prepare_chat(chat, model)
-    except ContextLengthError as error:
-        if error.param != "max_completion_tokens":
-            raise
-    return await prepare_chat(msgspec.structs.replace(chat, max_completion_tokens=None), model)

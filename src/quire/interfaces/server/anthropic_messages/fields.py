@@ -58,6 +58,9 @@ class MessagesRequest(PromptFields, kw_only=True):
 
     max_tokens: Annotated[int, Meta(description="required; cut to what the model's length leaves")]
     stop_sequences: Annotated[list[str] | None, Meta(description="texts that end the answer")] = None
+    kv_transfer_params: Annotated[
+        dict[str, Any] | None, Meta(description="vLLM's: which half of the request this server has")
+    ] = None
 
 
 class CountTokensRequest(PromptFields, kw_only=True):
@@ -123,6 +126,8 @@ def chat_of(body: MessagesRequest | CountTokensRequest, *, sees_images: bool) ->
     if isinstance(body, MessagesRequest):
         chat.max_completion_tokens = body.max_tokens
         chat.stop = body.stop_sequences
+        chat.kv_transfer_params = body.kv_transfer_params
+        chat.stream = body.stream
     else:
         # it has nothing to do with the prompt
         chat.thinking_token_budget = None

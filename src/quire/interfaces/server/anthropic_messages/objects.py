@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.interfaces.server.openai.kv_transfer import KVTransferParams
+
 
 class Failure(msgspec.Struct):
     """What went wrong."""
@@ -63,6 +65,8 @@ class MessageObject(msgspec.Struct):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
+    # where another server goes on
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class MessageEvent(msgspec.Struct):

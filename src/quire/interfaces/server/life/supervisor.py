@@ -11,7 +11,6 @@ import asyncio
 import logging
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from quire.engine_client.stall_judge import StallJudge
 from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.crash_reports import CrashReports
+from quire.interfaces.server.restart_policy import RestartPolicy
 from quire.observability.metrics import ServerMetrics
 from quire.observability.run_log import log_path, newest
 
@@ -28,33 +28,6 @@ logger = logging.getLogger("quire.server")
 
 # how often the engine's pulse is felt
 LOOK_SECONDS = 0.1
-_FIRST_PAUSE = 0.5
-_MOST_DOUBLINGS = 6
-
-
-class RestartPolicy:
-    """How often a dead engine is started again: at once, then later and later, and not for ever.
-
-    `most` restarts within `seconds`. Times are of any clock that only goes forward.
-    """
-
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._restarts: deque[float] = deque()
-
-    def pause(self, now: float) -> float | None:
-        """Seconds to wait before the next start, which is counted with this call; None: it was tried too often."""
-        while self._restarts and now - self._restarts[0] >= self._seconds:
-            self._restarts.popleft()
-        number = len(self._restarts)
-        if number >= self._most:
-            return None
-        self._restarts.append(now)
-        return _FIRST_PAUSE * (2.0 ** min(number, _MOST_DOUBLINGS) - 1.0)
-
-    def __str__(self) -> str:
-        return f"{self._most} restarts within {self._seconds:g} s"
 
 
 class Supervisor:

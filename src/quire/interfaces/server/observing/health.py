@@ -23,12 +23,20 @@ class Health(msgspec.Struct):
     status: Annotated[str, Meta(extra_json_schema={"enum": ["ready", "alive", "started"]})]
 
 
+class Load(msgspec.Struct):
+    """GET /load."""
+
+    server_load: Annotated[int, Meta(description="requests that this process is answering")]
+
+
 class Version(msgspec.Struct):
     """GET /version."""
 
     version: str
 
 
+@router.get("/ping", name="ping", openapi_extra=described(answer=Health))
+@router.post("/ping", name="ping_by_post", openapi_extra=described(answer=Health))
 @router.get("/health", name="health", openapi_extra=described(answer=Health))
 @router.get("/health/ready", openapi_extra=described(answer=Health))
 async def ready(request: Request) -> Response:
@@ -50,6 +58,13 @@ async def startup(request: Request) -> Response:
     if not request.app.state.serving.has_started:
         raise unavailable(f"Not started: {Readiness.STARTING.value}.")
     return json_answer(Health("started"))
+
+
+@router.get("/load", openapi_extra=described(answer=Load))
+async def load(request: Request) -> Response:
+    """vLLM's: how many requests are being answered."""
+    # this one is among them
+    return json_answer(Load(len(request.app.state.in_flight) - 1))
 
 
 @router.get("/version", openapi_extra=described(answer=Version))

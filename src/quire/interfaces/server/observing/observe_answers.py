@@ -15,6 +15,9 @@ class ObservedModel(msgspec.Struct, kw_only=True):
     name: str
     max_model_len: int
     has_chat_template: bool
+    takes_images: bool
+    # text, transcripts, labels (and scores), vectors
+    makes: str
 
 
 class Throughput(msgspec.Struct, kw_only=True):

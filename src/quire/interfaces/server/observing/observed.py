@@ -118,6 +118,8 @@ class Observed:
                 "name": engine.config.served_model_name,
                 "max_model_len": engine.ready.max_model_len,
                 "has_chat_template": engine.renderer.has_chat_template,
+                "takes_images": engine.renderer.sees_images,
+                "makes": engine.config.facts.makes,
             }
             others = await self._siblings.ask("metrics")
             numbers = self._latest.numbers([other["instruments"] for other in others])

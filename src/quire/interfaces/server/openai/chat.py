@@ -9,24 +9,25 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import State
 
 from quire.beam_search_params import GenerationParams
-from quire.errors import RequestError
+from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.chat_answer import ChatAnswer
 from quire.interfaces.server.openai.chat_tools import NO_TOOLS, ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.openai.chunks import ChatChunk
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.rendering import opens_answer, render
+from quire.interfaces.server.openai.kv_transfer import forwarded_prompt
+from quire.interfaces.server.openai.rendering import Cut, opens_answer, render, text_of
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import ChatCompletion
-from quire.interfaces.server.openai.sampling import check_length, check_stream_options, generation_params
+from quire.interfaces.server.openai.sampling import check_length, check_stream_options, count_always, generation_params
 from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
-from quire.renderer import Renderer
+from quire.renderer import RenderedPrompt, Renderer
 from quire.renderer.output_formats import AnswerFormats, OutputFormats
 from quire.sampling_params import SamplingParams
 
@@ -44,7 +45,13 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _answer(body: ChatRequest, state: State) -> ChatAnswer:
-    return ChatAnswer(body, await prepare_chat(body, await state.models.named(body.model)))
+    if state.force_include_usage:
+        count_always(body)
+    if state.names_tokens_by_id and body.return_tokens_as_token_ids is None:
+        body.return_tokens_as_token_ids = True
+    work = await prepare_chat(body, await state.models.named(body.model))
+    work.shows_times = state.shows_times
+    return ChatAnswer(body, work)
 
 
 ENDPOINT = Endpoint(ChatRequest, RULES, _answer)
@@ -62,15 +69,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
     if choice.must_call:
         forms = model.renderer.output_formats
         params = with_call_enforced(params, choice, forms, parallel_calls=body.parallel_tool_calls is not False)
-    prompt = await render(
-        model,
-        body.messages,
-        tools=choice.tools,
-        add_generation_prompt=opens_answer(body),
-        continue_final_message=bool(body.continue_final_message),
-        add_special_tokens=body.add_special_tokens,
-        template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
-    )
+    limit = model.max_model_len
+    cut = Cut.asked(body.truncate_prompt_tokens, body.truncation_side, limit, limit - (_max_tokens(body) or 1))
+    prompt = await _prompt_of(body, model, choice, cut)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_length(len(prompt.token_ids), name, _max_tokens(body), model.max_model_len, what=conversation)
     formats = _answer_formats(body, prompt.text or "", choice, params, model.renderer)
@@ -84,7 +85,37 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
         names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else {})},
     )
     work.formats = formats
+    work.echo = _text_of(body.messages[-1]) if body.echo else ""
     return work
+
+
+async def _prompt_of(body: ChatRequest, model: ServedModel, choice: ToolChoice, cut: Cut) -> RenderedPrompt:
+    """Of its messages, or the tokens that another server has made of them."""
+    if (forwarded := forwarded_prompt(body, model)) is not None:
+        if model.renderer.image_sources(body.messages):
+            raise invalid("kv_transfer_params.prompt_token_ids: not with images, which they do not hold.", "messages")
+        return RenderedPrompt(cut.of(forwarded), text=await text_of(model, forwarded, skip_special_tokens=False))
+    return await render(
+        model,
+        body.messages,
+        cut=cut,
+        tools=choice.tools,
+        add_generation_prompt=opens_answer(body),
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=body.add_special_tokens,
+        template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
+    )
+
+
+async def prepare_chat_that_fits(body: ChatRequest, model: ServedModel, *, conversation: str = "messages") -> Work:
+    """Clients of some dialects ask for as many tokens as a large model writes; a smaller one writes what it can."""
+    try:
+        return await prepare_chat(body, model, conversation=conversation)
+    except ContextLengthError as error:
+        if error.param != "max_completion_tokens":
+            raise
+    unbounded = msgspec.structs.replace(body, max_completion_tokens=None)
+    return await prepare_chat(unbounded, model, conversation=conversation)
 
 
 def _answer_formats(
@@ -131,9 +162,12 @@ def _params(body: ChatRequest, model: ServedModel) -> GenerationParams:
         decided["max_tokens"] = asked
     elif "max_tokens" in model.defaults:
         del decided["max_tokens"]
+    if body.logprob_token_ids is not None and not body.logprobs and not body.use_beam_search:
+        raise invalid("logprob_token_ids: needs logprobs=true.", "logprob_token_ids")
     if body.logprobs:
         limit = model.engine.config.max_logprobs
-        if (body.top_logprobs or 0) > limit:
+        asked_top = model.engine.config.facts.vocab_size if body.top_logprobs == -1 else body.top_logprobs or 0
+        if asked_top > limit >= 0:
             raise invalid(f"top_logprobs={body.top_logprobs}: at most {limit} are allowed.", "top_logprobs")
         decided["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:

@@ -7,16 +7,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from msgspec import UNSET, UnsetType
 from msgspec.json import encode as encode_json
 
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
-from quire.interfaces.server.openai.chunks import encoder_of
-from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.openai.chunks import encoder_of, with_token_ids
+from quire.interfaces.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import (
     ChatChoice,
@@ -42,6 +43,7 @@ class _Choice:
     # the call, and the parts of its arguments
     calls: list[tuple[CallStart, list[str]]] = field(default_factory=list)
     logprobs: JsonArray = field(default_factory=JsonArray)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -80,9 +82,12 @@ class ChatAnswer:
         self._work = work
         self._renderer = work.model.renderer
         self._has_logprobs = work.params.logprobs is not None
-        self._num_top = body.top_logprobs or 0
+        self._num_top = work.num_top(body.top_logprobs) or 0
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._has_usage = bool(options.include_usage)
+        self._counts_on = self._has_usage and bool(options.continuous_usage_stats)
+        self._shows_token_ids = body.return_token_ids
+        self._names = TokenNames(self._renderer, bool(body.return_tokens_as_token_ids))
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
         self._model = body.model or work.model.name
@@ -91,8 +96,10 @@ class ChatAnswer:
             object_name="chat.completion.chunk",
             created=self._created,
             model=self._model,
-            has_usage=self._has_usage,
+            has_usage=self._has_usage and not self._counts_on,
         )
+        self._echo = work.echo
+        self._is_first = True
         # What stands around the text of an answer that has begun, where nothing else can be in an event.
         self._frames: dict[int, tuple[bytes, bytes] | None] = {}
         self._choices: dict[int, _Choice] = defaultdict(_Choice)
@@ -111,12 +118,28 @@ class ChatAnswer:
             return frame[0] + encode_json(delta.text) + frame[1]
         choices = self._encoded(delta)
         if delta.index not in self._frames:
-            is_text_alone = delta.pieces is None and not self._has_logprobs
+            is_text_alone = delta.pieces is None and not (
+                self._has_logprobs or self._shows_token_ids or self._counts_on
+            )
             around = _ADDED % (delta.index, _CONTENT, b"null")
             before, _, after = around.partition(b"%b")
             self._frames[delta.index] = self._events.frame(before, after) if is_text_alone else None
             choices.insert(0, _ROLE % delta.index)
-        return b"".join(map(self._events.event, choices))
+            if self._echo:
+                choices.insert(1, _ADDED % (delta.index, _CONTENT % encode_json(self._echo), b"null"))
+        return b"".join(self._event(choice) for choice in choices)
+
+    def _event(self, choice: bytes) -> bytes:
+        beside = b""
+        if self._counts_on:
+            counts = self._work.counts
+            # the first event brings no token
+            counts = replace(counts, num_generated_tokens=0) if self._is_first else counts
+            beside = b',"usage":' + encode_json(counts.usage())
+        if self._shows_token_ids and self._is_first:
+            beside += b',"prompt_token_ids":' + encode_json(self._work.prompts[0])
+        self._is_first = False
+        return self._events.event(choice, beside)
 
     def _encoded(self, delta: OutputDelta) -> list[bytes]:
         """Choices of a difference: what it adds if it adds anything, then its end."""
@@ -126,17 +149,29 @@ class ChatAnswer:
         shown = b"null"
         if self._has_logprobs and delta.token_ids:
             shown = encode_json(ChatLogprobs(self._logprobs(delta)))
+        if delta.token_ids and (self._has_logprobs or self._shows_token_ids):
             added = added or [_CONTENT % b'""']
+        ends = delta.finish_reason is not None
         for one in added:
+            if ends and self._counts_on and one is added[-1]:
+                # a client that reads the counts takes an event with the same one for an error
+                end = (encode_json(delta.finish_reason), encode_json(delta.stop_reason))
+                choices.append(_ADDED_LAST % (index, one, shown, *end))
+                ends = False
+                break
             choices.append(_ADDED % (index, one, shown))
             # they are of all tokens of this difference
             shown = b"null"
-        if delta.finish_reason is not None:
+        if ends:
             choices.append(_END % (index, encode_json(delta.finish_reason), encode_json(delta.stop_reason)))
+        if self._shows_token_ids and choices:
+            choices = [with_token_ids(one, token_ids=delta.token_ids if one is choices[0] else []) for one in choices]
         return choices
 
     async def end(self) -> bytes:
-        return self._events.usage_event(await self._work.usage()) if self._has_usage else b""
+        if not self._has_usage:
+            return b""
+        return self._events.usage_event(await self._work.usage(), self._work.times())
 
     # ------------------------------------------------------------------------------------------ to one object
 
@@ -148,6 +183,8 @@ class ChatAnswer:
             self._scores += delta.prompt_logprobs
         if self._has_logprobs:
             choice.logprobs.extend(self._logprobs(delta))
+        if self._shows_token_ids:
+            choice.token_ids += delta.token_ids
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason
             choice.stop_reason = delta.stop_reason
@@ -165,15 +202,27 @@ class ChatAnswer:
             choices=[self._whole_choice(index) for index in range(self._work.num_choices)],
             usage=await self._work.usage(),
             prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=self._if_shown(self._work.prompts[0]),
+            kv_transfer_params=self._work.transfer.params(),
+            metrics=self._work.times(),
         )
 
     def _whole_choice(self, index: int) -> ChatChoice:
         one = self._choices[index]
         logprobs = ChatLogprobs(one.logprobs.value()) if self._has_logprobs else None
-        return ChatChoice(index, one.message(), logprobs, one.finish_reason, one.stop_reason)
+        message = one.message()
+        if self._echo:
+            message.content = self._echo + (message.content or "")
+        token_ids = self._if_shown(one.token_ids)
+        return ChatChoice(index, message, logprobs, one.finish_reason, one.stop_reason, token_ids)
+
+    def _if_shown(self, token_ids: list[int]) -> list[int] | UnsetType | None:
+        if self._shows_token_ids is None:
+            return UNSET
+        return token_ids if self._shows_token_ids else None
 
     def _logprobs(self, delta: OutputDelta) -> list[TokenLogprob]:
-        return chat_logprobs(self._renderer, delta.token_ids, delta.logprobs or [], self._num_top)
+        return chat_logprobs(self._names, delta.token_ids, delta.logprobs or [], self._num_top)
 
 
 def _encoded(piece: Piece) -> bytes:
@@ -191,6 +240,7 @@ def _encoded(piece: Piece) -> bytes:
 
 _ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
 _ADDED = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+_ADDED_LAST = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b}'
 _END = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'
 _CONTENT = b'{"content":%b}'
 _REASONING = b'{"reasoning_content":%b,"reasoning":%b}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -46,6 +47,12 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
+def with_token_ids(choice: bytes, **token_ids: Sequence[int]) -> bytes:
+    """An encoded choice and its tokens."""
+    fields = b"".join(b',"%b":%b' % (name.encode(), msgspec.json.encode(ids)) for name, ids in token_ids.items())
+    return choice[:-1] + fields + b"}"
+
+
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     """What is new in one answer of a chat."""
 
@@ -54,6 +61,8 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
+    # with return_token_ids
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):
@@ -64,6 +73,9 @@ class CompletionChunkChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
+    # with return_token_ids; those of the prompt in the first event of a choice
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Chunk(msgspec.Struct, kw_only=True):
@@ -73,8 +85,10 @@ class Chunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    # with include_usage: null, and the counts in the last event
+    # with include_usage: null, and the counts in the last event; with continuous_usage_stats in all of them
     usage: Usage | UnsetType | None = UNSET
+    # with enable_per_request_metrics, beside the last counts
+    metrics: dict[str, float] | UnsetType = UNSET
     # with include_obfuscation
     obfuscation: str | UnsetType = UNSET
 
@@ -84,6 +98,8 @@ class ChatChunk(Chunk, kw_only=True):
 
     object: Annotated[str, only("chat.completion.chunk")]
     choices: list[ChatChunkChoice]
+    # with return_token_ids, in the first event
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChunk(Chunk, kw_only=True):
@@ -91,6 +107,13 @@ class CompletionChunk(Chunk, kw_only=True):
 
     object: Annotated[str, only("text_completion")]
     choices: list[CompletionChunkChoice]
+
+
+class _Last(msgspec.Struct):
+    """What the last event has in place of a choice."""
+
+    usage: Usage
+    metrics: dict[str, float] | UnsetType
 
 
 class ChunkEncoder:
@@ -123,16 +146,16 @@ class ChunkEncoder:
         self._tail = (b'],"usage":null}' if has_usage else b"]}") + closing
         self._closing = closing
 
-    def event(self, choice: bytes) -> bytes:
-        """`choice` is one encoded choice."""
-        return self._head + choice + self._tail
+    def event(self, choice: bytes, beside: bytes = b"") -> bytes:
+        """`choice` is one encoded choice; `beside`: fields that stand beside the choices, each with a comma before."""
+        return self._head + choice + b"]" + beside + self._tail[1:]
 
     def frame(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
         """What stands around the one part of a choice that differs from event to event, if the rest is always equal."""
         return self._head + before, after + self._tail
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._head + b'],"usage":' + msgspec.json.encode(usage) + b"}" + self._closing
+    def usage_event(self, usage: Usage, metrics: dict[str, float] | UnsetType = UNSET) -> bytes:
+        return self._head + b"]," + msgspec.json.encode(_Last(usage, metrics))[1:] + self._closing
 
 
 def obfuscation(size: int) -> bytes:
@@ -146,14 +169,14 @@ class PaddingEncoder(ChunkEncoder):
     """The same events, filled up in steps of PADDED_BYTES: who sees only the sizes of encrypted packets does not see
     the lengths of tokens, from which texts have been guessed."""
 
-    def event(self, choice: bytes) -> bytes:
-        return self._padded(super().event(choice), len(choice))
+    def event(self, choice: bytes, beside: bytes = b"") -> bytes:
+        return self._padded(super().event(choice, beside), len(choice) + len(beside))
 
     def frame(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
         return None
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._padded(super().usage_event(usage), len(msgspec.json.encode(usage)))
+    def usage_event(self, usage: Usage, metrics: dict[str, float] | UnsetType = UNSET) -> bytes:
+        return self._padded(super().usage_event(usage, metrics), len(msgspec.json.encode(_Last(usage, metrics))))
 
     def _padded(self, event: bytes, size: int) -> bytes:
         """`size` is the part of it that differs from event to event."""

@@ -15,8 +15,8 @@ from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
-from quire.interfaces.server.openai.chunks import encoder_of
-from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
+from quire.interfaces.server.openai.chunks import encoder_of, with_token_ids
+from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, TokenNames, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
 from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.interfaces.server.openai.work import Work
@@ -53,9 +53,12 @@ class Continuations:
         self._work = work
         self._texts = texts
         self._has_output = body.max_tokens != 0
-        self._num_top = body.logprobs
+        self._num_top = work.num_top(body.logprobs)
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._has_usage = bool(options.include_usage)
+        self._counts_on = self._has_usage and bool(options.continuous_usage_stats)
+        self._shows_token_ids = body.return_token_ids
+        self._names = TokenNames(work.model.renderer, bool(body.return_tokens_as_token_ids))
         self._id = new_id("cmpl")
         self._created = int(time.time())
         self._model = body.model or work.model.name
@@ -64,7 +67,7 @@ class Continuations:
             object_name="text_completion",
             created=self._created,
             model=self._model,
-            has_usage=self._has_usage,
+            has_usage=self._has_usage and not self._counts_on,
             opening=opening,
             closing=closing,
         )
@@ -75,7 +78,9 @@ class Continuations:
         self._choices = [_Choice() for _ in range(work.num_choices)]
         self._echoes = bool(body.echo)
         self._not_echoed = set(range(work.num_choices)) if body.echo else set()
-        is_text_alone = self._has_output and self._num_top is None
+        self._begun: set[int] = set()
+        shows_more = self._num_top is not None or self._shows_token_ids or self._counts_on
+        is_text_alone = self._has_output and not shows_more
         # what stands around the text of each choice, where nothing else can be in an event
         self._frames = [self._frame(number) if is_text_alone else None for number in range(work.num_choices)]
 
@@ -86,7 +91,7 @@ class Continuations:
         if self._num_top is None:
             return None
         skip = self._work.params.skip_special_tokens
-        return CompletionLogprobsBuilder(self._work.model.renderer, self._num_top, skip_special_tokens=skip)
+        return CompletionLogprobsBuilder(self._names, self._num_top, skip_special_tokens=skip)
 
     def _frame(self, number: int) -> tuple[bytes, bytes] | None:
         before, _, after = _text_choice(number, "", None).partition(b'""')
@@ -107,10 +112,24 @@ class Continuations:
             self._not_echoed.remove(number)
             choices.append(self._echoed(number))
         choices += self._encoded(number, delta)
-        return b"".join(map(self._events.event, choices))
+        if self._shows_token_ids and choices:
+            choices = self._with_token_ids(number, choices, delta.token_ids if self._has_output else [])
+        beside = b',"usage":' + encode_json(self._work.counts.usage()) if self._counts_on else b""
+        return b"".join(self._events.event(choice, beside) for choice in choices)
+
+    def _with_token_ids(self, number: int, choices: list[bytes], token_ids: list[int]) -> list[bytes]:
+        """Tokens come with the last of the choices that have any, and those of the prompt with the very first."""
+        each: list[dict[str, list[int]]] = [{"token_ids": []} for _ in choices]
+        each[0 if len(choices) == 1 or number in self._begun or not self._echoes else 1]["token_ids"] = token_ids
+        if number not in self._begun:
+            self._begun.add(number)
+            each[0]["prompt_token_ids"] = self._work.prompts[self._prompt_number(number)]
+        return [with_token_ids(choice, **ids) for choice, ids in zip(choices, each, strict=True)]
 
     async def end(self) -> bytes:
-        return self._events.usage_event(await self._usage()) if self._has_usage else b""
+        if not self._has_usage:
+            return b""
+        return self._events.usage_event(await self._usage(), self._work.times())
 
     def _echoed(self, number: int) -> bytes:
         """The choice that repeats the prompt."""
@@ -126,7 +145,7 @@ class Continuations:
         choices = []
         if self._has_output:
             columns = builder.build(delta.token_ids, delta.logprobs or []) if builder else None
-            if delta.text or (columns and columns.tokens):
+            if delta.text or (columns and columns.tokens) or (self._shows_token_ids and delta.token_ids):
                 choices.append(_text_choice(number, delta.text, columns))
         if delta.finish_reason is not None:
             choices.append(_END % (number, encode_json(delta.finish_reason), encode_json(delta.stop_reason)))
@@ -139,8 +158,9 @@ class Continuations:
         self._add_scores(delta)
         if self._has_output:
             choice.texts.append(delta.text)
-            if self._num_top is not None:
+            if self._num_top is not None or self._shows_token_ids:
                 choice.token_ids += delta.token_ids
+            if self._num_top is not None:
                 choice.logprobs += delta.logprobs or []
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason
@@ -153,6 +173,8 @@ class Continuations:
             model=self._model,
             choices=[await self._whole_choice(number) for number in range(len(self._choices))],
             usage=await self._usage(),
+            kv_transfer_params=self._work.transfer.params(),
+            metrics=self._work.times(),
         )
 
     async def _whole_choice(self, number: int) -> CompletionChoice:
@@ -171,7 +193,11 @@ class Continuations:
             choice.logprobs = []
         text = (self._texts[prompt_number] if self._echoes else "") + "".join(choice.texts)
         shown = await prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
-        return CompletionChoice(number, text, columns, choice.finish_reason, choice.stop_reason, shown)
+        ids = (self._if_shown(choice.token_ids), self._if_shown(prompt))
+        return CompletionChoice(number, text, columns, choice.finish_reason, choice.stop_reason, shown, *ids)
+
+    def _if_shown(self, token_ids: list[int]) -> list[int] | None:
+        return token_ids if self._shows_token_ids else None
 
     def _add_scores(self, delta: OutputDelta) -> None:
         if delta.prompt_logprobs is not None:

@@ -25,6 +25,7 @@ from quire.interfaces.server.wire.field_rules import (
 
 _NOTHING: tuple[Any, ...] = ([], {}, "")
 _NO_FIELDS: Mapping[str, str] = MappingProxyType({})
+_NOTHING_INSIDE: Mapping[str, FieldRules] = MappingProxyType({})
 
 
 def _no_sampler(*neutral: Any) -> Refused:
@@ -86,8 +87,8 @@ REFUSED_BY_ALL: dict[str, Refused] = {
     "negative_prompt": Refused("nothing is guided by a second prompt", ("",)),
     "cfg_scale": Refused("nothing is guided by a second prompt", (1,)),
     "guidance_scale": Refused("nothing is guided by a second prompt", (1,)),
-    "watermark": Refused("no watermarks are put into texts", (False,)),
-    "watermarking": Refused("no watermarks are put into texts", (False,)),
+    "watermark": _use("watermarking", False),
+    "watermarking": Refused("completions and chats have it", (False,)),
     # penalties and forbidden tokens
     "repeat_penalty": _use("repetition_penalty", 1),
     "rep_pen": _use("repetition_penalty", 1),
@@ -124,7 +125,7 @@ REFUSED_BY_ALL: dict[str, Refused] = {
     "stop_regex": Refused("a stop is a text, no expression; use stop", _NOTHING),
     "no_stop_trim": _use("include_stop_str_in_output", False),
     "repetition_detection": Refused("repetitions do not end an answer"),
-    "generate_window": Refused("prompts are never cut; shorten the prompt"),
+    "generate_window": _use("truncate_prompt_tokens"),
     # the form of an answer
     "grammar": _use("structured_outputs.grammar, in Lark's notation", ""),
     "grammar_string": _use("structured_outputs.grammar", ""),
@@ -144,17 +145,16 @@ REFUSED_BY_ALL: dict[str, Refused] = {
     "template": Refused("templates are not taken from requests", ("",)),
     "context": Refused("it belongs to another server; use sessions", ([],)),
     "num_ctx": Refused("the model's length is an option of the server, max_model_len"),
-    "truncate": Refused("prompts are never cut; shorten the prompt", (False,)),
-    "truncation": Refused("prompts are never cut; shorten the prompt", ("disabled", False)),
-    "truncation_side": Refused("prompts are never cut; shorten the prompt"),
-    "transforms": Refused("prompts are never cut; shorten the prompt", ([],)),
+    "truncate": _use("truncate_prompt_tokens", False),
+    "truncation": _use("truncate_prompt_tokens", "disabled", False),
+    "transforms": _use("truncate_prompt_tokens", []),
     "tool_prompt": Refused("how tools are shown is the template's", ("",)),
     "guideline": Refused("how messages are shown is the template's", ("",)),
     "add_bos_token": _use("add_special_tokens"),
     "token_healing": Refused("a prompt is taken as it is", (False,)),
-    "input_prefix": Refused("insertion needs a model trained for it, and none is supported yet", ("",)),
-    "input_suffix": Refused("insertion needs a model trained for it, and none is supported yet", ("",)),
-    "input_extra": Refused("insertion needs a model trained for it, and none is supported yet", ([],)),
+    "input_prefix": _use("suffix; this name belongs to /infill", ""),
+    "input_suffix": _use("suffix; this name belongs to /infill", ""),
+    "input_extra": Refused("it belongs to /infill", ([],)),
     "image_data": Refused("images are parts of messages here, and other media are not taken", ([], {})),
     "audio_data": Refused("images are parts of messages here, and other media are not taken", ([], {})),
     "input_embeds": Refused("prompts are text or token ids"),
@@ -199,13 +199,12 @@ REFUSED_BY_ALL: dict[str, Refused] = {
     # what else is returned
     "n_probs": _use("logprobs", 0),
     "top_n_tokens": _use("logprobs", 0),
-    "logprob_token_ids": Refused("log-probabilities are of the best tokens; use logprobs"),
     "post_sampling_probs": Refused("log-probabilities are of the raw logits", (False,)),
     "decoder_input_details": _use("prompt_logprobs", False),
     "return_logprob": _use("logprobs", False),
     "logprob_start_len": _use("prompt_logprobs", -1),
     "top_logprobs_num": _use("logprobs", 0),
-    "token_ids_logprob": Refused("log-probabilities are of the best tokens; use logprobs", ([],)),
+    "token_ids_logprob": _use("logprob_token_ids", []),
     "return_full_text": _use("echo", False),
     "return_text_in_logprobs": Refused("log-probabilities always have the text", (True,)),
     "return_tokens": _use("/tokenize for the ids of a prompt", False),
@@ -223,6 +222,12 @@ REFUSED_BY_ALL: dict[str, Refused] = {
     "return_cached_tokens_details": Refused("usage says how many tokens were cached", (False,)),
     # of this server's other endpoints
     "input": _of("/v1/responses and /v1/embeddings"),
+    "task": _of("/pooling"),
+    "query": _of("/v1/rerank"),
+    "top_n": _of("/v1/rerank"),
+    "return_documents": _of("/v1/rerank"),
+    "text_1": _of("/v1/score"),
+    "text_2": _of("/v1/score"),
     "encoding_format": _of("/v1/embeddings"),
     "dimensions": _of("/v1/embeddings"),
     "normalize": _of("/v1/embeddings"),
@@ -265,7 +270,10 @@ def _of_other_endpoints() -> dict[str, Refused]:
 
 
 def rules_for(
-    request_type: type[msgspec.Struct], *tables: Mapping[str, Refused], ignored: Mapping[str, str] = _NO_FIELDS
+    request_type: type[msgspec.Struct],
+    *tables: Mapping[str, Refused],
+    ignored: Mapping[str, str] = _NO_FIELDS,
+    inner: Mapping[str, FieldRules] = _NOTHING_INSIDE,
 ) -> FieldRules:
     """`tables` and `ignored` hold the endpoint's own words; the first table that has a name decides over it."""
     own_words = {name for table in tables for name in table}
@@ -280,4 +288,4 @@ def rules_for(
     for table in reversed(tables):
         # a struct may be another endpoint's, less some of its fields
         refused |= table
-    return FieldRules(request_type, refused, ignored_here, foreign=refused.keys() - own_words)
+    return FieldRules(request_type, refused, ignored_here, foreign=refused.keys() - own_words, inner=inner)

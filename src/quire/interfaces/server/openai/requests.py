@@ -17,6 +17,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
@@ -58,7 +59,11 @@ class GenerationFields(SharedFields, kw_only=True):
         dict[int, float] | None, Meta(description="token id: -100 to 100, for up to 1,024 tokens")
     ] = None
     stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_usage; include_obfuscation: hide the lengths of tokens")
+        StreamOptions | None,
+        Meta(
+            description="include_usage; with it continuous_usage_stats: in every event; include_obfuscation: hide the "
+            "lengths of tokens"
+        ),
     ] = None
     stop_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: tokens that end the text")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="vLLM's: leave special tokens out of the text")] = None
@@ -68,6 +73,10 @@ class GenerationFields(SharedFields, kw_only=True):
     logits_processors: Annotated[
         list[str | dict[str, Any]] | None,
         Meta(description="vLLM's: processors that are installed here, by name, or as objects of name and args"),
+    ] = None
+    watermarking: Annotated[
+        bool | None,
+        Meta(description="vLLM's: whether the text has the engine's watermark; else where it is drawn"),
     ] = None
     response_format: Annotated[
         dict[str, Any] | None,
@@ -86,8 +95,25 @@ class GenerationFields(SharedFields, kw_only=True):
     prompt_logprobs: Annotated[
         int | None, Meta(description="vLLM's: log-probabilities of the prompt's tokens; not with stream")
     ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        Meta(description="vLLM's: log-probabilities of these tokens, at most 128, in place of the best ones"),
+    ] = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="vLLM's: whether the tokenizer adds its special tokens to the prompt")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Meta(description="vLLM's: no more than so many tokens of the prompt count; -1: as many as the model takes"),
+    ] = None
+    truncation_side: Annotated[
+        str | None, Meta(description="vLLM's: left (default) or right: where a prompt that is too long is cut")
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, Meta(description="vLLM's: the tokens of the prompt and of the answer as numbers, too")
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, Meta(description="vLLM's: tokens of log-probabilities are called token_id:N")
     ] = None
     use_beam_search: Annotated[
         bool | None, Meta(description="vLLM's: follow n beams and return all of them, best first")
@@ -95,8 +121,15 @@ class GenerationFields(SharedFields, kw_only=True):
     length_penalty: Annotated[
         float | None, Meta(description="vLLM's: beams are ordered by their sum of log-probabilities / length ** this")
     ] = None
+    kv_transfer_params: Annotated[
+        dict[str, Any] | None,
+        Meta(description="vLLM's: which half of the request this server has (docs/disaggregation.md)"),
+    ] = None
     early_stopping: Annotated[
         bool | str | None, Meta(description='when a search for beams ends: true, false or "never", as in Transformers')
+    ] = None
+    do_sample: Annotated[
+        bool | None, Meta(description="continuations of beams are drawn, by seed and temperature, as in Transformers")
     ] = None
 
 
@@ -104,18 +137,23 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        str | list[Any], Meta(description="text, list of texts, list of token ids, or list of such lists; at most 256")
-    ]
+        str | list[Any] | None,
+        Meta(description="text, list of texts, list of token ids, or list of such lists; at most 256"),
+    ] = None
+    prompt_embeds: Annotated[
+        str | list[str] | None,
+        Meta(description="vLLM's: prompts that are vectors, each base64 of torch.save(tensor); before those of prompt"),
+    ] = None
     max_tokens: Annotated[int | None, Meta(description="default 16; 0 with echo returns the prompt alone")] = None
     echo: Annotated[bool | None, Meta(description="return the prompt before its continuation")] = None
     logprobs: Annotated[int | None, Meta(description="log-probabilities of so many best tokens")] = None
+    suffix: Annotated[
+        str | None, Meta(description="what follows the answer, for models that were trained to fill in the middle")
+    ] = None
 
 
 class StreamedCompletionRequest(CompletionRequest, kw_only=True):
     """A completion whose prompt follows in pieces; `prompt` may be the first one."""
-
-    # the same field, which may be left out
-    prompt: str | list[Any] | None = None  # type: ignore[assignment]
 
 
 class PromptPiece(msgspec.Struct, kw_only=True):
@@ -135,7 +173,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     max_completion_tokens: Annotated[int | None, Meta(description="default: up to the model's length")] = None
     max_tokens: Annotated[int | None, Meta(description="older name of max_completion_tokens")] = None
     logprobs: Annotated[bool | None, Meta(description="return log-probabilities of the answer's tokens")] = None
-    top_logprobs: Annotated[int | None, Meta(description="and those of so many best ones, at most 20")] = None
+    top_logprobs: Annotated[int | None, Meta(description="and those of so many best ones; -1: of all tokens")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
         Meta(description="functions that the model may call, at most 128; given to the chat template"),
@@ -155,6 +193,9 @@ class ChatRequest(GenerationFields, kw_only=True):
              "also turns thinking off, the others on, where the template has a switch. A model whose template reads "
              "neither answers as without it"),
     ] = None  # fmt: skip
+    echo: Annotated[bool | None, Meta(description="vLLM's: the text of the last message stands before the answer")] = (
+        None
+    )
     include_reasoning: Annotated[
         bool | None, Meta(description="vLLM's and OpenRouter's: false leaves thoughts out of the answer")
     ] = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, UnsetType
 
+from quire.interfaces.server.openai.kv_transfer import KVTransferParams
 from quire.version import __version__
 
 SYSTEM_FINGERPRINT = f"quire-{__version__}"
@@ -121,6 +122,8 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: _ChatEnd
     stop_reason: int | str | None
+    # with return_token_ids
+    token_ids: list[int] | UnsetType | None = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -134,6 +137,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str = SYSTEM_FINGERPRINT
     prompt_logprobs: _ScoresOfPrompt = None
+    # with return_token_ids
+    prompt_token_ids: list[int] | UnsetType | None = msgspec.UNSET
+    # where another server goes on
+    kv_transfer_params: KVTransferParams | UnsetType = msgspec.UNSET
+    # with enable_per_request_metrics: milliseconds, and tokens in a second
+    metrics: dict[str, float] | UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -145,6 +154,9 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: _CompletionEnd
     stop_reason: int | str | None
     prompt_logprobs: _ScoresOfPrompt = None
+    # with return_token_ids
+    token_ids: list[int] | UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | UnsetType | None = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -157,3 +169,6 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str = SYSTEM_FINGERPRINT
+    kv_transfer_params: KVTransferParams | UnsetType = msgspec.UNSET
+    # with enable_per_request_metrics, of one prompt
+    metrics: dict[str, float] | UnsetType = msgspec.UNSET

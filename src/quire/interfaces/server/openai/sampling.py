@@ -2,7 +2,7 @@
 generation_config.json.
 
 `use_beam_search`: n beams are followed, and all of them are choices, best first. Names and meanings are vLLM's. Fields
-that draw tokens or change their probabilities have no meaning for beams: one that asks for something is refused.
+that forbid tokens or give an answer a form have no meaning for beams: one that asks for something is refused.
 
 A form of the answer is asked for by OpenAI's and vLLM's fields. A mistake in it is found by StructuredOutputsParams, or
 later by the checking process; both call the field `structured_outputs`. `form_names` has the name under which the
@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError, suggestion
-from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
+from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields, StreamOptions
 from quire.interfaces.server.wire.errors import ApiError, invalid, renamed
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
@@ -26,7 +28,7 @@ _FROM_REQUEST = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "thinking_token_budget",
     "skip_special_tokens", "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
-    "logits_processors",
+    "logits_processors", "logprob_token_ids", "watermarking",
 )  # fmt: skip
 
 # OpenAI's; above it there is little but noise
@@ -37,19 +39,14 @@ _DEFAULT_MAX_TOKENS = 16
 BEAM_NAMES = {"beam_width": "n"}
 _FOR_BEAMS = (
     "length_penalty", "early_stopping", "temperature", "ignore_eos", "stop_token_ids", "skip_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k", "do_sample", "seed",
 )  # fmt: skip
 # Of the model's recommendations only the length is for beams; the others are for drawing.
 _DEFAULTS_FOR_BEAMS = ("max_tokens",)
 
 # With use_beam_search: field -> the values that ask for nothing.
 NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "top_k": (0, -1),
     "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "seed": (),
     "stop": ([],),
     "logit_bias": ({},),
     "bad_words": ([],),
@@ -59,6 +56,8 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "watermarking": (False,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -67,7 +66,11 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
 }
 # The same without it.
-ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,), "early_stopping": (False,)}
+ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "do_sample": (False,),
+}
 
 FORMS = (
     "response_format",
@@ -77,6 +80,7 @@ FORMS = (
     "guided_choice",
     "guided_grammar",
 )
+_HALF_64 = 2**63
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_KEYS = ("name", "schema", "strict", "description")
 _TEXT = {"type": "text"}
@@ -88,6 +92,7 @@ def generation_params(fields: GenerationFields, defaults: dict[str, Any], **deci
     if fields.temperature is not None and fields.temperature > MAX_TEMPERATURE:
         text = f"temperature={fields.temperature:g}: must be between 0 and {MAX_TEMPERATURE:g}."
         raise invalid(text, "temperature")
+    _check_seed(fields.seed)
     if fields.use_beam_search:
         return _beam_params(fields, defaults, decided)
     values = dict(defaults)
@@ -95,7 +100,20 @@ def generation_params(fields: GenerationFields, defaults: dict[str, Any], **deci
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
-    return SamplingParams(**{**values, **decided}, structured_outputs=_structured_outputs_of(fields))
+    values |= decided
+    most = values.get("max_tokens")
+    if fields.min_tokens is None and most is not None and values.get("min_tokens", 0) > most:
+        # the model's own least number is no reason to refuse who asks for fewer
+        values["min_tokens"] = most
+    return SamplingParams(**values, structured_outputs=_structured_outputs_of(fields))
+
+
+def _check_seed(seed: int | None) -> None:
+    """OpenAI's bounds; in Python there are twice as many seeds. The last word is vLLM's."""
+    if seed is None or -_HALF_64 <= seed < _HALF_64:
+        return
+    code = "less_than_equal" if seed > 0 else "greater_than_equal"
+    raise invalid(f"seed={str(seed)[:40]}: must be at least -2**63 and at most 2**63 - 1 ({code}).", "seed", code)
 
 
 def completion_params(body: CompletionRequest, defaults: dict[str, Any]) -> GenerationParams:
@@ -104,6 +122,8 @@ def completion_params(body: CompletionRequest, defaults: dict[str, Any]) -> Gene
         raise invalid(
             "max_tokens=0: only with echo=true, which returns the prompt alone; else at least 1.", "max_tokens"
         )
+    if body.max_tokens == 0 and body.logprob_token_ids is not None:
+        raise invalid("logprob_token_ids: not with max_tokens=0: they are of generated tokens.", "logprob_token_ids")
     if body.max_tokens is not None:
         # the prompt alone: one token is generated, because the engine does no less, and left out
         decided["max_tokens"] = 1 if body.max_tokens == 0 and body.echo else body.max_tokens
@@ -134,6 +154,13 @@ def check_length(num_prompt: int, name: str, max_tokens: int | None, limit: int,
         )
 
 
+def count_always(fields: GenerationFields) -> None:
+    """As the option force_include_usage says."""
+    if fields.stream:
+        asked = fields.stream_options or StreamOptions()
+        fields.stream_options = structs.replace(asked, include_usage=True, continuous_usage_stats=True)
+
+
 def check_stream_options(fields: GenerationFields) -> None:
     """What goes with a stream only, and what never does."""
     if fields.stream_options is not None and not fields.stream:
@@ -157,7 +184,7 @@ def _has_no_effect(name: str, value: Any, *, is_beams: bool) -> ApiError:
     shown = repr(value)
     said = f"{name}={shown if len(shown) <= 60 else '...'}"
     if is_beams:
-        why = "it has no effect on beams, which are the most probable continuations as the model sees them"
+        why = "it has no effect on beams, of which none is forbidden or has a form"
         return invalid(f"{said}: not with use_beam_search=true; {why}. Leave it out, or sample.", name)
     return invalid(f"{said}: only with use_beam_search=true; nothing of the kind is searched here. Leave it out.", name)
 

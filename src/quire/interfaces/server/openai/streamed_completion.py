@@ -28,11 +28,19 @@ from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import BodyChunks, check_encoding, read_text
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
-from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, Refused
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
-_RULES = rules_for(StreamedCompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
+_CUT = Refused("a prompt that arrives in pieces is computed before its end is known; send it whole")
+_WHOLE = {
+    "kv_transfer_params": Refused("a prompt that arrives in pieces has both halves in one server; send it whole"),
+    "truncate_prompt_tokens": _CUT,
+    "truncation_side": _CUT,
+    "prompt_embeds": Refused("vectors come in one piece; send them to /v1/completions"),
+    "suffix": msgspec.structs.replace(_CUT, neutral=("",)),
+}
+_RULES = rules_for(StreamedCompletionRequest, _WHOLE, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
 _LINES = re.compile(r'application/(x-)?ndjson\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
 # RFC 6455: done, a message that breaks the rules, one that is too large, our own fault, try again later
 _DONE = 1000

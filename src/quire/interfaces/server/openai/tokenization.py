@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -13,9 +15,10 @@ from quire.interfaces.server.openai.thinking import template_kwargs_of
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.prompt_forms import check_token_ids
+from quire.renderer.special_tokens import read_json
 
 router = APIRouter()
 TOKENIZE_RULES = rules_for(TokenizeRequest)
@@ -59,8 +62,27 @@ async def tokenize(request: Request) -> Response:
             template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
         )
     tokens = rendered.token_ids
-    strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
+    strings = [renderer.piece(token) for token in tokens] if body.return_token_strs else None
     return json_answer(Tokenized(len(tokens), model.max_model_len, tokens, strings))
+
+
+@router.get("/tokenizer_info", openapi_extra=described(errors=(404,)))
+async def tokenizer_info(request: Request) -> Response:
+    """vLLM's: the tokenizer's settings as its authors wrote them down, and the chat template. Only with the option
+    tokenizer_info."""
+    if not request.app.state.shows_tokenizer_info:
+        raise ApiError(404, "Not shown here. Start the server with tokenizer_info (--tokenizer-info).")
+    own: ServedModel = request.app.state.models.own
+    folder = own.engine.config.tokenizer_path
+    if folder is None:
+        raise ApiError(404, "This server has no tokenizer (tokenizer=none).")
+    settings = read_json(Path(folder) / "tokenizer_config.json")
+    templates = own.renderer.chat_templates
+    settings |= {"chat_template": templates.get("default")} if templates else {}
+    # a number that stands for no limit is none
+    if int(settings.get("model_max_length") or 0) < own.max_model_len or settings["model_max_length"] > 2**53:
+        settings["model_max_length"] = own.max_model_len
+    return json_answer({"tokenizer_class": "PreTrainedTokenizerFast", **settings})
 
 
 @router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.engine_client import Stream
@@ -25,6 +26,8 @@ from quire.interfaces.hooks.judged_calls import JudgedCalls
 from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import within_time
+from quire.interfaces.server.openai.kv_transfer import Whole, transfer_of
+from quire.interfaces.server.openai.logprobs import ALL
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
 from quire.interfaces.server.openai.responses import CachedTokens, CompletionTokens, Usage
@@ -83,6 +86,14 @@ class Work:
     # how to take its answers apart; None: they are text
     formats: AnswerFormats | None = None
     counts: Counts = field(default_factory=Counts)
+    # what stands before each answer
+    echo: str = ""
+    # what of it is another server's
+    transfer: Whole = field(default_factory=Whole)
+    # its answer tells what it took
+    shows_times: bool = False
+    # of its prompts, once it runs
+    _observers: Sequence[RequestObserver] = ()
     _answers: dict[int, _Answer] = field(default_factory=dict)
 
     @classmethod
@@ -102,14 +113,15 @@ class Work:
         whose = _whose(model, caller, body)
         names = {**form_names(body), **(names or {})}
         prepared: list[Any] = []
+        transfer = transfer_of(body, model)
         try:
             for prompt in prompts:
-                prepared.append(await model.engine.prepare(prompt, params, **whose))
+                prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **whose)))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
         token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
-        return cls(model, token_ids, params, prepared, caller, names=names)
+        return cls(model, token_ids, params, prepared, caller, names=names, transfer=transfer)
 
     @classmethod
     async def receive(
@@ -141,6 +153,12 @@ class Work:
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
 
+    def num_top(self, asked: int | None) -> int | None:
+        """Log-probabilities at each position; -1 asks for those of all tokens."""
+        if isinstance(self.params, SamplingParams) and self.params.logprob_token_ids is not None:
+            return ALL
+        return self.model.engine.config.facts.vocab_size if asked == -1 else asked
+
     def accepted(self) -> Reservation:
         """Places for all its prompts, or 429."""
         if self.reservation is None:
@@ -164,7 +182,8 @@ class Work:
         if trace is not None:
             trace.describe(self._description())
         with closing(self.accepted()) as reservation, within_time(self.caller.admission, reservation):
-            watch = _Watch(self, reservation)
+            self._observers = self._observed()
+            watch = _Watch(self, reservation, self._observers)
             try:
                 generation = self._with_judged_calls(await self.model.engine.open_all(self.prepared, watch))
             except BaseException as error:
@@ -172,6 +191,14 @@ class Work:
                 raise
             async with aclosing(generation):
                 yield generation
+
+    def _observed(self) -> list[RequestObserver]:
+        """One for each prompt."""
+        metrics = self.model.metrics
+        now = time.monotonic()
+        n = self.params.n
+        most = self.params.max_tokens
+        return [metrics.observe_request(len(prompt), now, n=n, max_tokens=most) for prompt in self.prompts]
 
     def _with_judged_calls(self, generation: Stream[OutputDelta]) -> Stream[OutputDelta]:
         """Where hooks are to see calls of tools before a client does."""
@@ -200,6 +227,12 @@ class Work:
             [(answer.token_ids, answer.parser.thoughts) for answer in self._answers.values()],
         )
         return self.counts.usage()
+
+    def times(self) -> dict[str, float] | UnsetType:
+        """Where they are shown; of several prompts there is no one time."""
+        if not self.shows_times or len(self._observers) != 1:
+            return UNSET
+        return self._observers[0].times()
 
     def read(self, delta: OutputDelta) -> None:
         """Takes what is new in one answer apart, where there is something to look for."""
@@ -268,21 +301,18 @@ def _in_words_of_the_client(error: RequestError, params: GenerationParams, names
 class _Watch:
     """Hears of all that comes before its reader does: counted, timed, read."""
 
-    def __init__(self, work: Work, reservation: Reservation) -> None:
+    def __init__(self, work: Work, reservation: Reservation, observers: Sequence[RequestObserver]) -> None:
         params = work.params
-        now = time.monotonic()
         self._work = work
         self._n = params.n
         self._has_formats = work.formats is not None
         self._reservation = reservation
+        self._transfer = work.transfer
         self._counts = work.counts
         self._counts.num_prompt_tokens = sum(map(len, work.prompts))
         # of each prompt
         self._num_open = [params.n] * len(work.prompts)
-        self._observers: list[RequestObserver] = [
-            work.model.metrics.observe_request(len(prompt), now, n=params.n, max_tokens=params.max_tokens)
-            for prompt in work.prompts
-        ]
+        self._observers = observers
 
     def see(self, delta: OutputDelta) -> None:
         now = time.monotonic()
@@ -294,6 +324,8 @@ class _Watch:
             self._counts.num_cached_tokens += delta.num_cached_tokens
             self._counts.first_miss = self._counts.first_miss or delta.first_miss
             observer.started(delta.num_cached_tokens, now)
+        if delta.share_of_others is not None:
+            observer.interfered(delta.share_of_others)
         num_tokens = len(delta.token_ids)
         if num_tokens:
             self._counts.num_generated_tokens += num_tokens
@@ -301,6 +333,7 @@ class _Watch:
             observer.tokens(num_tokens, now, index)
         if delta.finish_reason is not None:
             self._see_end(number, delta)
+        self._transfer.see(number, delta)
         if self._has_formats:
             self._work.read(delta)
 

@@ -18,10 +18,12 @@ from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.chunks import obfuscation
-from quire.interfaces.server.openai.logprobs import chat_logprobs
+from quire.interfaces.server.openai.logprobs import TokenNames, chat_logprobs
+from quire.interfaces.server.openai.rendering import text_of
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
 from quire.interfaces.server.openai.work import Work, pieces_of
 from quire.interfaces.server.openai_responses.items import Item, item_id
+from quire.interfaces.server.openai_responses.objects import RawMessage
 from quire.interfaces.server.services import ResponseStore
 from quire.interfaces.server.wire.errors import ApiError
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
@@ -42,9 +44,11 @@ class ResponseAnswer:
         num_top: int = 0,
         is_padded: bool = False,
         is_background: bool = False,
+        shows_messages: bool = False,
     ) -> None:
         """head: the response's fields that are certain from the beginning. items: of its own input. is_padded: deltas
-        hide their lengths. is_background: its row is there already, and follows."""
+        hide their lengths. is_background: its row is there already, and follows. shows_messages: at the end it has the
+        prompt and the answer as the model sees them."""
         self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
         self.work = work
         self.items = items
@@ -55,6 +59,7 @@ class ResponseAnswer:
         self._number = 0
         self._open: _OpenItem | None = None
         self._finish_reason: str | None = None
+        self._token_ids: list[int] | None = [] if shows_messages else None
 
     @property
     def dialect(self) -> StreamDialect:
@@ -71,6 +76,8 @@ class ResponseAnswer:
         status."""
         events = [b"" if self._number else self._begun()]
         self._finish_reason = delta.finish_reason
+        if self._token_ids is not None:
+            self._token_ids += delta.token_ids
         logprobs = self._logprobs(delta)
         for piece in pieces_of(delta):
             events.append(self._opened_for(piece))
@@ -87,11 +94,17 @@ class ResponseAnswer:
     async def end(self) -> bytes:
         """It is kept before its client can know that it is there."""
         last = self._finished(usage_of(await self.work.usage()))
+        if self._token_ids is not None:
+            self.response["input_messages"] = [await self._raw(self.work.prompts[0])]
+            self.response["output_messages"] = [await self._raw(self._token_ids)]
         if self.is_background:
             await self.stored.update(self.response)
         else:
             await self.stored.add(self.response, self.items)
         return last + self._ending()
+
+    async def _raw(self, token_ids: list[int]) -> RawMessage:
+        return RawMessage(await text_of(self.work.model, token_ids, skip_special_tokens=False), token_ids)
 
     def fold(self, delta: OutputDelta) -> None:
         self.encode(delta)
@@ -124,7 +137,7 @@ class ResponseAnswer:
     def _logprobs(self, delta: OutputDelta) -> Sequence[TokenLogprob]:
         if self.work.params.logprobs is None or not delta.token_ids:
             return ()
-        return chat_logprobs(self.work.model.renderer, delta.token_ids, delta.logprobs or [], self._num_top)
+        return chat_logprobs(TokenNames(self.work.model.renderer), delta.token_ids, delta.logprobs or [], self._num_top)
 
     def _ending(self) -> bytes:
         return self._snapshot(f"response.{self.response['status']}")

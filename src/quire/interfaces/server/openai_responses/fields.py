@@ -69,6 +69,9 @@ class ResponsesRequest(DialectFields, kw_only=True):
         Meta(description="`effort`: reasoning_effort of a chat; `summary` is accepted and has no effect: thoughts are "
              "given as they are"),
     ] = None  # fmt: skip
+    enable_response_messages: Annotated[
+        bool | None, Meta(description="vLLM's: what the model was given and what it wrote, as texts and tokens, too")
+    ] = None
     stop: Annotated[str | list[str] | None, Meta(description="as in a chat: strings that end the text")] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="include_obfuscation: hide the lengths of tokens")

@@ -38,9 +38,10 @@ async def prepare(body: ResponsesRequest, state: State) -> ResponseAnswer:
         work,
         items,
         store,
-        num_top=body.top_logprobs or 0,
+        num_top=work.num_top(body.top_logprobs) or 0,
         is_padded=bool(body.stream_options and body.stream_options.include_obfuscation),
         is_background=bool(body.background),
+        shows_messages=bool(body.enable_response_messages),
     )
 
 

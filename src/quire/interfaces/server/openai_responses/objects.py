@@ -83,6 +83,14 @@ class ResponseFailure(msgspec.Struct):
     message: str
 
 
+class RawMessage(msgspec.Struct):
+    """What the model sees or writes."""
+
+    message: str
+    tokens: list[int]
+    type: Literal["raw_message_tokens"] = "raw_message_tokens"
+
+
 class ResponseObject(msgspec.Struct):
     """A response."""
 
@@ -113,6 +121,9 @@ class ResponseObject(msgspec.Struct):
     top_p: float
     truncation: str
     usage: ResponseUsage | None
+    # with enable_response_messages
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
 
 
 class ResponseEvent(msgspec.Struct):

@@ -5,7 +5,9 @@ import { BlockMap } from "./blocks.js";
 import { Chat } from "./chat.js";
 import { onSchemeChange } from "./colours.js";
 import { Decisions } from "./decisions.js";
+import { HistoryList } from "./history_list.js";
 import { Lanes, showLists } from "./lanes.js";
+import { offerWideChat } from "./layout.js";
 import { Load } from "./load.js";
 import { setText } from "./words.js";
 
@@ -17,7 +19,8 @@ const load = new Load();
 const map = new BlockMap();
 const lanes = new Lanes();
 const decisions = new Decisions();
-const chat = new Chat(askForKey);
+const past = new HistoryList();
+const chat = new Chat(askForKey, (conversation) => past.keep(conversation));
 const dialog = document.getElementById("key-dialog");
 // what only the administrator may see, on a server of several tenants
 const withheld = ["load", "memory", "requests", "decisions"];
@@ -154,5 +157,7 @@ document.addEventListener("visibilitychange", () => {
 });
 new ResizeObserver(draw).observe(document.querySelector("main"));
 onSchemeChange(draw);
+offerWideChat();
+past.resume(chat);
 if (key.get()) document.getElementById("change-key").hidden = false;
 tick();

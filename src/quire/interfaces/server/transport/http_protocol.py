@@ -245,7 +245,8 @@ class OpenAIProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write(self._answer(error))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         # closed with something unread, the connection would be reset, and the answer lost with it
         self.loop.call_later(_LISTEN_SECONDS, self.transport.close)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+import stat
+from collections.abc import Iterator
 
 from quire.errors import OptionError
 
@@ -57,9 +61,52 @@ def _explained(host: str, port: int, prefix: str, error: OSError) -> str:
             return f"host={host} port={port}: cannot listen there ({error.strerror})."
 
 
-def url_of(listener: socket.socket) -> str:
+@contextlib.contextmanager
+def listen_at(path: str) -> Iterator[socket.socket]:
+    """A Unix socket that listens already. Its file goes with it; one that a dead server has left is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            _remove_left_over(path)
+            listener.bind(path)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OptionError(
+                f"uds={path}: cannot listen there ({reason}). Name a new file in a folder that is there."
+            ) from None
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    finally:
+        listener.close()
+
+
+def _remove_left_over(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+            raise OSError(errno.EADDRINUSE, "in use already")
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        os.unlink(path)
+
+
+def host_of(listener: socket.socket) -> str:
+    """What it listens on; "" for a Unix socket, behind which anybody may stand, such as a proxy."""
+    return "" if listener.family == socket.AF_UNIX else str(listener.getsockname()[0])
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """An address that a client on this machine can use."""
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}://localhost"
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -30,6 +30,7 @@ class Description:
     # of each event, where the answer can be a stream
     event: Any = None
     event_words: str = "events `data: JSON`, the last one `data: [DONE]`; after a failure one holds an ErrorAnswer"
+    event_media_type: str = "text/event-stream"
     # the body of an error, where it is not OpenAI's
     error: Any = None
     # statuses beyond those that every endpoint of its kind has

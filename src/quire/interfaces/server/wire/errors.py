@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}; in Anthropic's API as its.
+"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}; in other APIs as theirs.
 
 `code` is a string or null, never a number: the official clients show a number as the code. A body never carries a
 traceback, a path or an address; what went wrong inside goes to the log, under the request's id.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ RETRY_SOON = {"retry-after": "1"}
 CLOSE = {"connection": "close"}
 ENGINE_RESTARTED = "engine_restarted"
 # of what the engine keeps by name
-_STATUS_BY_CODE = {"prefix_exists": 409, "prefix_not_found": 404, "adapter_exists": 409, "adapter_not_found": 404}
+_STATUS_BY_CODE = {"prefix_exists": 409, "prefix_not_found": 404, "adapter_not_found": 404}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Dialect:
     # a status and a message, as its clients read them
     error_body: Callable[[int, str], bytes]
     # where its clients look for the request's id, beside the header that all get
-    request_id_header: bytes
+    request_id_header: bytes | None = None
+    # JSON that its clients call nothing, or a form as `curl -d` does, is taken from whoever is no browser
+    takes_unnamed_json: bool = False
 
     def has(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
@@ -112,6 +114,16 @@ class ClientGoneError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, param=param, code=code)
+
+
+def not_one_of(name: str, value: str, known: Collection[str]) -> ApiError:
+    """The same about a word. Programs that were written for vLLM look for the last one of this sentence."""
+    return invalid(f"{name}={value[:40]!r}: must be one of {', '.join(known)} (literal_error).", name, "literal_error")
+
+
+def invalid_at_vllm(message: str, param: str | None = None) -> ApiError:
+    """The same where only vLLM has such an address or a field, in the type that its clients know."""
+    return ApiError(400, message, type="BadRequestError", param=param)
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from quire.errors import suggestion
 from quire.interfaces.requests import MOST_ENTRIES as MOST_ENTRIES_OF_PARAMETERS
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.sampling_params import MAX_STOP_STRINGS
 from quire.structured_outputs_params import MOST_CHOICES
 
@@ -57,11 +58,7 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
     "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
-    "truncate_prompt_tokens": Refused("prompts are never cut; shorten the prompt"),
     "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),
-    "return_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
-    "return_tokens_as_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
-    "kv_transfer_params": Refused("over HTTP the KV cache is not moved between engines"),
     "beam_width": _WIDTH,
     "num_beams": _WIDTH,
     "num_return_sequences": _WIDTH,
@@ -70,8 +67,6 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "vllm_xargs": Refused("extra arguments have no meaning here", ({},)),
 }
 REFUSED_BY_COMPLETIONS: dict[str, Refused] = {
-    "suffix": Refused("insertion needs a model trained for it, and none is supported yet", ("",)),
-    "prompt_embeds": Refused("prompts are text or token ids"),
     "messages": Refused("it belongs to /v1/chat/completions; use prompt"),
 }
 REFUSED_BY_CHAT: dict[str, Refused] = {
@@ -83,8 +78,8 @@ REFUSED_BY_CHAT: dict[str, Refused] = {
     "web_search_options": Refused("the server fetches nothing"),
     "chat_template": Refused("templates are not taken from requests; start the server with chat_template"),
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
-    "echo": Refused("it belongs to /v1/completions", (False,)),
     "prompt": Refused("it belongs to /v1/completions; use messages"),
+    "prompt_embeds": Refused("vectors are prompts of /v1/completions"),
 }
 
 # Most entries of lists and objects: what is longer is refused before anything is made of its entries.
@@ -152,10 +147,13 @@ def check_metadata(notes: Mapping[str, Any] | None) -> None:
             raise invalid(f"metadata.{key[:_MAX_KEY]}: {text}.", "metadata")
 
 
+_NOTHING_INSIDE: Mapping[str, FieldRules] = MappingProxyType({})
+
+
 class FieldRules:
     """Which names one endpoint knows. `check` looks at every name of a request, before any value is converted.
 
-    `foreign`: names of `refused` that nobody means by a misspelt one."""
+    `foreign`: names of `refused` that nobody means by a misspelt one. `inner`: the same of fields that hold fields."""
 
     def __init__(
         self,
@@ -163,7 +161,9 @@ class FieldRules:
         refused: dict[str, Refused],
         ignored: Mapping[str, str] = IGNORED,
         foreign: Collection[str] = (),
+        inner: Mapping[str, FieldRules] = _NOTHING_INSIDE,
     ) -> None:
+        self._inner = inner
         self.implemented = request_type.__struct_fields__
         self.refused = refused
         self.ignored = ignored
@@ -187,6 +187,10 @@ class FieldRules:
             elif name in MOST_ENTRIES and isinstance(value, list | dict) and len(value) > MOST_ENTRIES[name]:
                 raise invalid(f"{name}: {len(value)} entries, at most {MOST_ENTRIES[name]} are allowed.", name)
         self._tell(unknown)
+        for name, rules in self._inner.items():
+            if isinstance(body.get(name), dict):
+                with in_words_of({r"(\w+)": rf"{name}.\1"}):
+                    rules.check(body[name], strict=strict)
 
     def _check_unknown(self, name: str, strict: bool) -> None:
         hint = "" if name in self._told and not strict else suggestion(name, self._suggested)

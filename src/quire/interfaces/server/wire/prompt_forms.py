@@ -14,7 +14,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
         return
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            text = f"{param}: token id {str(token_id)[:40]} is not in the vocabulary (0 to {vocab_size - 1})."
+            text = f"{param}: token id {str(token_id)[:40]} is out of vocabulary (0 to {vocab_size - 1})."
             raise invalid(text, param)
 
 

@@ -17,6 +17,8 @@ from quire.interfaces.server.wire.errors import ApiError, invalid
 _BOUNDARY = re.compile(r"""[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]""")
 _MAX_PARTS = 16
 _MAX_HEAD_BYTES = 8 * 1024
+# of a header: the standard library looks again at all that stands before each of them
+_MAX_PARAMETERS = 32
 _MAX_PREAMBLE_BYTES = 8 * 1024
 _LINE_END = b"\r\n"
 
@@ -130,6 +132,8 @@ def _without_nul(text: str) -> str:
 
 def _parameters(header: str, value: str) -> email.message.Message:
     """The standard library's reader of `a; b=c`."""
+    if value.count(";") > _MAX_PARAMETERS:
+        raise invalid(f"A header {header} has more than {_MAX_PARAMETERS} semicolons.")
     message = email.message.Message()
     message[header] = value
     return message

@@ -1,0 +1,98 @@
+"""`--config quire.yaml`: a command's flags, written in a file by their names. What is typed as well wins."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import OptionError
+
+FLAG = "--config"
+# a file that holds one of them is its owner's alone
+_SECRETS = frozenset({"api-keys", "api-key", "admin-api-key", "tenant-secret"})
+
+_MERGE = "<<"
+_MOST_CHARACTERS = 2**20
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(FLAG, metavar="FILE", help="options in a YAML file, by the names of flags; what is typed wins")
+
+
+def file_named_in(args: Sequence[str]) -> str | None:
+    """The last one. Raises OptionError where the name is missing."""
+    found = None
+    for number, arg in enumerate(args):
+        if arg == "--":
+            break
+        if arg == FLAG:
+            if number + 1 == len(args):
+                raise OptionError(f"{FLAG}: expects the name of a file.")
+            found = args[number + 1]
+        elif arg.startswith(f"{FLAG}="):
+            found = arg.removeprefix(f"{FLAG}=")
+    return found
+
+
+def read_entries(file: str) -> dict[str, Any]:
+    """By name with dashes. Raises OptionError for what is no file of options."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read(_MOST_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8"
+        raise OptionError(f"config={file}: cannot be read ({reason}).") from None
+    if len(text) > _MOST_CHARACTERS:
+        raise OptionError(f"config={file}: has more than {_MOST_CHARACTERS:,} characters, so it is no file of options.")
+    entries = _parsed(text, file)
+    if _SECRETS & entries.keys():
+        from quire.interfaces.gateway.access.api_keys import check_is_private
+
+        check_is_private(Path(file), "config")
+    return entries
+
+
+def _parsed(text: str, file: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+        pairs = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    # the last two: of a date or a number that is none, and of what is nested too deep
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise OptionError(f"config={file}: is no valid YAML: {problem}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise OptionError(f"config={file}: must hold names and values, such as max-model-len: 4096.")
+    if has_aliases or any(key.value == _MERGE for key, _ in pairs.value):
+        # a few lines of them may stand for gigabytes, or for themselves
+        problem = f"has aliases (*name) or merges ({_MERGE})"
+        raise OptionError(f"config={file}: {problem}. Write each value where it belongs.")
+    names = [str(key.value).replace("_", "-") for key, _ in pairs.value]
+    double = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if double is not None:
+        raise OptionError(f"config={file}: {double} stands there twice. Keep one of them.")
+    return dict(zip(names, content.values(), strict=True))
+
+
+def as_arguments(flag: str, value: Any, *, is_switch: bool) -> list[str]:
+    """One entry, as it would be typed."""
+    match value:
+        case None:
+            return []
+        case bool() if is_switch:
+            return [flag if value else flag.replace("--", "--no-", 1)]
+        case bool():
+            return [f"{flag}={str(value).lower()}"]
+        case list():
+            return [word for entry in value for word in as_arguments(flag, entry, is_switch=False)]
+        case Mapping():
+            return [f"{flag}={json.dumps(value, default=str)}"]
+        case _:
+            return [f"{flag}={value}"]

@@ -1,0 +1,87 @@
+"""docs/coming-from.md, made of the tables of this folder: `python -m quire.interfaces.compat.page --write docs`.
+
+A test fails when the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.config.engine_options import EngineOptions
+from quire.config.option import Option, options_of
+from quire.interfaces.compat.vllm_options import OPTIONS, VALUES, VllmOption
+from quire.interfaces.compat.vllm_params import REFUSED
+from quire.interfaces.server.options import ServerOptions
+
+NAME = "coming-from.md"
+_OPENING = """\
+# Coming from vLLM
+
+Made by `python -m quire.interfaces.compat.page --write docs` from the tables that the command line and `quire.vllm`
+use themselves. What has the same name and meaning on both sides is not listed (docs/options.md has all of ours).
+
+- **A command line**: `vllm serve ...` becomes `quire serve ...`. Options that change nothing here are named once, in
+  one line; what cannot be had ends the start with the reason. `VLLM_API_KEY` is read as well.
+- **A program**: `import quire.vllm as vllm`, or `from quire.vllm import LLM, SamplingParams`; `LLM`, `AsyncLLM`,
+  `LLMEngine`, `EngineArgs`, prompts and outputs have vLLM's names, positions and keywords.
+- **A program as it is**: `python -m quire.vllm SCRIPT`, which stands in for the package `vllm`.
+- **HTTP**: the same addresses and fields for requests that generate; docs/fields.md says of each field what it does,
+  or why it is refused. `--metrics-prefix vllm:` gives metrics the names of vLLM's dashboards.
+"""
+
+
+def markdown() -> str:
+    lines = [_OPENING.rstrip()]
+    for title, text, rows in (
+        ("The same under another name", "", [row for row in OPTIONS if row.ours]),
+        ("Nothing to set", "These are taken.", [row for row in OPTIONS if not row.ours and not row.is_refused]),
+        ("Not to be had", "The start ends with the reason.", [row for row in OPTIONS if row.is_refused]),
+    ):
+        lines += ["", f"## {title}", ""]
+        if text:
+            lines += [text, ""]
+        lines += ["| vLLM | Quire | difference |", "|---|---|---|", *map(_row, rows)]
+    lines += ["", "## Values", "", "| option | vLLM | Quire |", "|---|---|---|", *_values()]
+    lines += ["", "## Sampling parameters", "", "| vLLM | instead |", "|---|---|", *_parameters()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: VllmOption) -> str:
+    ours = _own()[row.ours].flag if row.ours else ""
+    names = ", ".join(f"`{flag}`" for flag in (row.flag, *row.short))
+    note = row.note
+    if row.accepted and not row.is_refused:
+        note += f" ({', '.join(row.accepted)})"
+    return f"| {names} | {f'`{ours}`' if ours else '–'} | {note} |"
+
+
+def _values() -> Iterator[str]:
+    for name, values in VALUES.items():
+        for theirs, ours in values.items():
+            yield f"| `{name}` | `{theirs}` | `{ours}` |"
+
+
+def _parameters() -> Iterator[str]:
+    for name, (_, instead) in REFUSED.items():
+        if instead:
+            yield f"| `{name}` | {instead} |"
+
+
+def _own() -> dict[str, Option]:
+    return options_of(EngineOptions) | options_of(ServerOptions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The page about names of other engines.")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write it there; else it is printed")
+    folder = parser.parse_args().write
+    if folder is None:
+        print(markdown(), end="")
+    else:
+        (folder / NAME).write_text(markdown(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What stands before a front of servers: keys, room for bodies, and bodies that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from quire.interfaces.deploy.answering import BodyRoom
+from quire.interfaces.deploy.front import Head, Request
+from quire.interfaces.deploy.route import front_app
+from quire.interfaces.gateway.access.access import Access
+from quire.interfaces.gateway.access.api_keys import key_ring
+
+CHATS = "/v1/chat/completions"
+
+
+class HeldFront:
+    """Answers with the target, once it may."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.targets: list[str] = []
+        self.may_answer = asyncio.Event()
+        if is_open:
+            self.may_answer.set()
+
+    async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
+        self.targets.append(request.target)
+
+        async def parts() -> AsyncIterator[bytes]:
+            await self.may_answer.wait()
+            yield request.target.encode()
+
+        return Head(200, []), parts()
+
+
+def client_of(front: Any, room: BodyRoom, keys: Sequence[str] = ()) -> httpx.AsyncClient:
+    app = front_app(front, Access(key_ring(keys)), room)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front.test")
+
+
+def test_only_who_has_a_key_is_passed_on() -> None:
+    async def test() -> None:
+        front = HeldFront()
+        room = BodyRoom(10)
+        async with client_of(front, room, ["first", "second"]) as client:
+            for headers in ({}, {"authorization": "Bearer other"}, {"x-api-key": "other"}):
+                # nor is a byte of the body read
+                answer = await client.post(CHATS, content=b"longer than the room", headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["message"]
+            assert front.targets == []
+            assert (await client.get("/health")).status_code == 200
+            for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
+                assert (await client.post(CHATS, content=b"short", headers=headers)).status_code == 200
+            assert front.targets == ["/health", CHATS, CHATS]
+
+    asyncio.run(test())
+
+
+def test_a_host_header_names_no_path() -> None:
+    """What needs no key is decided by the path that is passed on."""
+
+    async def test() -> None:
+        front = HeldFront()
+        async with client_of(front, BodyRoom(10), ["key"]) as client:
+            await client.get("/health?a=b%20c", headers={"host": "x/v1/models?"})
+        assert front.targets == ["/health?a=b%20c"]
+
+    asyncio.run(test())
+
+
+def test_all_bodies_together_have_so_much_room() -> None:
+    async def test() -> None:
+        front = HeldFront(is_open=False)
+        room = BodyRoom(100, most_of_one=80)
+        async with client_of(front, room) as client:
+            first = asyncio.ensure_future(client.post(CHATS, content=b"a" * 60))
+            while not front.targets:
+                await asyncio.sleep(0)
+            refused = await client.post(CHATS, content=b"b" * 60)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert (await client.post(CHATS, content=b"c" * 81)).status_code == 413
+            assert room.num_taken == 60, "what is refused takes nothing"
+            front.may_answer.set()
+            assert (await first).status_code == 200
+            assert room.num_taken == 0
+            assert (await client.post(CHATS, content=b"b" * 60)).status_code == 200
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("part_seconds", "whole_seconds"), [(0.01, 60.0), (60.0, 0.05)], ids=["stands still", "slow"])
+def test_a_body_that_does_not_come_gives_its_room_back(part_seconds: float, whole_seconds: float) -> None:
+    async def test() -> None:
+        room = BodyRoom(100, part_seconds=part_seconds, whole_seconds=whole_seconds)
+
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                yield b"{"
+                await asyncio.sleep(0.02)
+
+        async with client_of(HeldFront(), room) as client:
+            answer = await client.post(CHATS, content=body())
+        assert answer.status_code == 408
+        assert room.num_taken == 0
+
+    asyncio.run(test())
