@@ -10,6 +10,7 @@ from quire.config.device_sheets import device_sheet
 from quire.engine_core.executor.modelled import StepWork
 from quire.interfaces.cli.bench_limits import MachineLimits
 from quire.interfaces.cli.program import main
+from quire.simulation.costs.aiconfigurator import AiConfiguratorCosts
 from quire.simulation.costs.table import TableCosts
 from quire.simulation.deployment import deploy
 
@@ -102,3 +103,52 @@ def test_this_processor_is_a_device_by_its_measured_rates(monkeypatch, capsys):
     monkeypatch.setattr("quire.interfaces.cli.simulate.measure_limits", lambda threads: MachineLimits(1, 1e9, {}))
     assert main(argv) == 2
     assert "needs a C++ compiler" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ tables of operators
+
+
+@pytest.fixture(scope="module")
+def operators():
+    pytest.importorskip("aiconfigurator_core")
+    return deploy("llama-3-8b", device_sheet("h100"), costs=AiConfiguratorCosts).costs
+
+
+def test_operators_price_columns_as_single_steps(operators):
+    context = np.arange(64.0, 900_000.0, 7_001.0)
+    column = operators.seconds(StepWork(64, 64, 64, context, context * 1e5, 32 * context))
+    assert column.tolist() == [
+        operators.seconds(StepWork(64, 64, 64, one, one * 1e5, 32 * one)) for one in context.tolist()
+    ]
+    assert (np.diff(column) >= 0).all()
+
+
+def test_operators_tell_a_prompt_from_the_rows_that_decode(operators):
+    """7 rows decode beside a prompt of 1,000 tokens behind 200: more of their context costs what it costs alone."""
+    prompt_pairs = 1000 * (2 * 1200 - 1000 + 1) // 2
+
+    def beside(context):
+        return operators.seconds(StepWork(8, 1007, 8, context + 1200, 0.0, 32.0 * (context + prompt_pairs)))
+
+    def alone(context):
+        return operators.seconds(StepWork(7, 7, 7, context, 0.0, 32.0 * context))
+
+    assert beside(70_000.0) - beside(3_500.0) == pytest.approx(alone(70_000.0) - alone(3_500.0))
+    assert beside(3_500.0) > alone(3_500.0)
+
+
+def test_operators_and_roofline_agree_within_a_factor_of_two(operators):
+    roofline = deploy("llama-3-8b", device_sheet("h100")).costs
+    for rows, context in ((1, 1000.0), (16, 16_000.0), (128, 128_000.0)):
+        work = StepWork(rows, rows, rows, context, context * 131_072, 32 * context)
+        assert 0.5 < operators.seconds(work) / roofline.seconds(work) < 2
+
+
+def test_what_the_tables_do_not_have_is_refused(capsys):
+    arguments = ["simulate", "--trace", "alpaca", "--rate", "1", "--costs", "aiconfigurator"]
+    for model, device, reason in (
+        ("llama-3-8b", "mi300x", "no tables of mi300x"),
+        ("gpt-oss-20b", "h100", "do not attend to all tokens"),
+    ):
+        assert main([*arguments, "--model", model, "--device", device]) != 0
+        assert reason in capsys.readouterr().err

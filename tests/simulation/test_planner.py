@@ -118,6 +118,8 @@ def test_mistakes_are_one_line(capsys, flags, words):
 def test_a_promise_needs_requests(capsys):
     assert main(["plan", "llama-3-8b", "--slo", "ttft<1s"]) == 2
     assert "Give --trace" in capsys.readouterr().err
+    assert main(["plan", "llama-3-8b", "--trace", "alpaca"]) == 2
+    assert "Give --slo" in capsys.readouterr().err
 
 
 def test_a_plan_of_a_shape_by_its_name(capsys):

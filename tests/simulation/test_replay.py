@@ -68,7 +68,7 @@ def config_for(pick, kind, model, log, **more):
     if kind == "drafts":
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 3}
     if kind == "adapters":
-        options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4, "max_cpu_loras": 4}
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 4, "max_cpu_loras": pick.choice([1, 3])}
     config, _ = resolve(EngineOptions(**options, **more))
     return config
 
@@ -94,7 +94,7 @@ def request_of(pick, kind, number, prefixes):
         eos_token_ids=[END],
         priority=pick.choice([0, 0, 1]),
         decoding=DecodingSpec(method="beam_search", args={"width": n}) if is_beam else None,
-        adapter=pick.choice([0, 1, 1]) if kind == "adapters" else 0,
+        adapter=pick.choice([0, 1, 1, 2]) if kind == "adapters" else 0,
         is_final=kind != "streams",
         keep=f"kept {number}" if kind == "sessions" else None,
         continues=f"kept {number - 3}" if kind == "sessions" and number >= 3 and pick.random() < 0.6 else None,
@@ -106,7 +106,8 @@ def messages_of(pick, kind, adapter):
     """(calls of step before it, message)."""
     prefixes = [[pick.randrange(VOCAB_SIZE) for _ in range(pick.choice([8, 30, 64]))] for _ in range(3)]
     if kind == "adapters":
-        yield 0, ControlCall(call_id=1, name="load_adapter", args={"name": "a", "path": str(adapter)})
+        for name in "ab":
+            yield 0, ControlCall(call_id=1, name="load_adapter", args={"name": name, "path": str(adapter)})
     at = 0
     for number in range(14):
         at += pick.choice([0, 0, 1, 5, 12])
@@ -134,7 +135,7 @@ def run(config, messages, *, adapter=False):
             message = waiting.pop(0)[1]
             driver.handle(message)
             if adapter and isinstance(message, ControlCall) and message.name == "load_adapter":
-                while not is_ready(driver):
+                while not is_ready(driver, "ab".index(message.args["name"]) + 1):
                     pass
         driver.step()
         num_calls += 1
@@ -142,8 +143,8 @@ def run(config, messages, *, adapter=False):
     return driver
 
 
-def is_ready(driver):
-    driver.handle(ControlCall(call_id=9, name="adapter_state", args={"number": 1}))
+def is_ready(driver, number):
+    driver.handle(ControlCall(call_id=9, name="adapter_state", args={"number": number}))
     return driver.take()[-1].result == "ready"
 
 
@@ -250,6 +251,9 @@ def test_a_redacted_log_has_no_token_of_anybody_and_leads_to_the_same_decisions(
 
     both = zip(of_kind(Received, plain), of_kind(Received, redacted), strict=True)
     prompts = [pair for pair in both if isinstance(pair[0].message, EngineRequest)]
+    # a token may stand for itself
+    prompts = [pair for pair in prompts if len(pair[0].message.prompt_token_ids) > 3]
+    assert prompts
     assert all(one.message.prompt_token_ids != other.message.prompt_token_ids for one, other in prompts)
     assert all(one.message.sampling.max_tokens == other.message.sampling.max_tokens for one, other in prompts)
     assert len(of_kind(Answered, plain)) == len(of_kind(Answered, redacted))

@@ -6,7 +6,7 @@ import pytest
 
 from quire.interfaces.cli.program import main
 from quire.simulation.arrivals import Arrival
-from quire.simulation.traces import drawn
+from quire.simulation.traces import azure, drawn
 from quire.simulation.traces.formats import open_trace
 from quire.simulation.traces.table import TraceError
 
@@ -58,6 +58,11 @@ def test_sharegpt_turns_begin_with_what_was_said(tmp_path):
         ("trace.jsonl", {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0]}, "hash_ids must"),
         ("chats.json", "{}", "must be a list"),
         ("chats.json", [{"conversations": [{"from": "moon", "value": "x"}]}], "who is that"),
+        ("trace.jsonl", "[" * 100_000, "nested too deeply"),
+        ("trace.jsonl", '{"at": 1' + 400 * "0" + ', "prompt_tokens": 9, "output_tokens": 2}', "must be a time"),
+        ("chats.json", "[" * 100_000, "nested too deeply"),
+        ("trace.csv", f"{','.join(azure.COLUMNS)}\n2023-11-16 18:15:46,{5000 * '9'},1", "line 2: ContextTokens='9999"),
+        ("trace.csv", f'{",".join(azure.COLUMNS)}\n"' + 200_000 * "x", "is no CSV"),
         ("trace.parquet", "x", "by which its form is known"),
     ],
 )

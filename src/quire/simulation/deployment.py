@@ -6,11 +6,11 @@ after loading (config/memory_budget.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.config import EngineConfig, EngineOptions, RankGrid, resolve
+from quire.config import EngineConfig, EngineOptions, KVConnectorConfig, RankGrid, resolve
 from quire.config.arithmetic import FLOAT_BYTES, ModelShape
 from quire.config.device_sheets import DeviceSheet
 from quire.config.memory_budget import LargestStep, MemoryBudget
@@ -19,6 +19,8 @@ from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.modelled import CostModel, DraftQuality, ModelledExecutor, StepWork, VirtualClock
 from quire.engine_core.launch import build_engine_core
 from quire.errors import CapacityError, OptionError
+from quire.kv_connectors import make_scheduler_half
+from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf
 from quire.messages import WorkerCapacity
 from quire.simulation.costs.roofline import Efficiency, ModelPart, RooflineCosts
 from quire.simulation.layers import layer_specs
@@ -30,6 +32,9 @@ _GIB = 2**30
 _HOST_BYTES = 32 * _GIB
 # a step in which drafts are verified
 _MANY_TOKENS = 32
+
+# a cost model of an engine on a device, whose workers compute this
+Price = Callable[[EngineConfig, DeviceSheet, ModelPart], CostModel]
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Deployment:
     budget: MemoryBudget
     drafts: DraftQuality
     swap_seconds_per_block: float
+    # over the link to another device; 0: nobody knows
+    move_seconds_per_block: float = 0.0
+    # what brings KV from elsewhere
+    make_half: Callable[[KVConnectorConfig | None, CacheLayout], SchedulerHalf | NamedBlocks] = make_scheduler_half
 
     @property
     def num_devices(self) -> int:
@@ -54,7 +63,7 @@ class Deployment:
 
     def core(self, clock: VirtualClock) -> EngineCore:
         """A replica with an empty cache."""
-        return build_engine_core(self.config, self.executor(clock))
+        return build_engine_core(self.config, self.executor(clock), make_half=self.make_half)
 
     def executor(self, clock: VirtualClock) -> ModelledExecutor:
         return ModelledExecutor(
@@ -78,7 +87,7 @@ def deploy(
     device: DeviceSheet,
     options: Mapping[str, Any] | None = None,
     *,
-    costs: CostModel | None = None,
+    costs: CostModel | Price | None = None,
     efficiency: Efficiency | None = None,
     drafts: DraftQuality | None = None,
 ) -> Deployment:
@@ -97,7 +106,7 @@ def deploy(
     config = replace(config, worker=worker, engine_process=False)
     part, budget = _memory(config, device)
     priced = RooflineCosts(device, part, efficiency or Efficiency())
-    chosen = costs or priced
+    chosen = costs(config, device, part) if callable(costs) else costs or priced
     shape = ModelShape.of(config.facts.hf_config).of_worker(ranks, 1)
     layers = layer_specs(shape, worker.kv_cache_dtype or worker.dtype, config.facts.hf_config)
     num_tokens = config.max_num_batched_tokens
@@ -118,6 +127,7 @@ def deploy(
         budget=budget,
         drafts=drafts or DraftQuality(),
         swap_seconds_per_block=priced.swap_seconds(),
+        move_seconds_per_block=priced.move_seconds(device.link_bytes_per_second),
     )
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from quire.chain_hashes import ChainHasher, public_name, user_key
 from quire.messages import CacheChanged, EngineRequest
-from quire.routing import POLICIES, Router
+from quire.routing import POLICIES, Choice, Router
 from quire.simulation.deployment import Deployment
 from quire.simulation.records import Record
 from quire.simulation.replica import Replica, Tell
@@ -37,7 +38,9 @@ class Fleet:
         policy: str = "least_time",
         age: float = 0.0,
         may_leap: bool = True,
+        is_told: bool = False,
     ) -> None:
+        """`is_told`: somebody chooses, though there be one."""
         assert policy in POLICIES
         config = deployment.config
         self.router = Router(policy, config.block_size)
@@ -51,7 +54,7 @@ class Fleet:
         # one alone need tell nobody
         self.replicas = (
             [Replica(deployment, 0, self._end, may_leap=may_leap)]
-            if num_replicas == 1
+            if num_replicas == 1 and not is_told
             else [
                 Replica(
                     deployment.of_replica(number, _KEY),
@@ -77,18 +80,23 @@ class Fleet:
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives; nothing arrives before it any more."""
         self.advance(at)
-        replica = self.replicas[self._choose(request)] if len(self.replicas) > 1 else self.replicas[0]
+        self.place(request, self.choose(request).replica if len(self.replicas) > 1 else 0, at)
+
+    def place(self, request: EngineRequest, number: int, at: float) -> None:
+        """It goes there, wherever it was said to go before. All before that time has happened."""
+        replica = self.replicas[number]
         replica.advance(at)
         replica.add(request, at)
         self._look(replica)
 
-    def _choose(self, request: EngineRequest) -> int:
+    def choose(self, request: EngineRequest) -> Choice:
+        """The replica that is to get it, which counts from now on."""
         num_tokens = len(request.prompt_token_ids)
         blocks = self._names_of(request)
         num_sequences = request.sampling.n
         choice = self.router.choose(blocks, num_tokens, num_sequences)
         self.router.begin(request.request_id, choice, blocks, num_tokens, num_sequences)
-        return choice.replica
+        return choice
 
     def advance(self, until: float = math.inf) -> None:
         """All that happens before that time."""
@@ -106,6 +114,10 @@ class Fleet:
         ended = self._ended
         while ended and ended[0][0] < until:
             self._on_end(heapq.heappop(ended)[-1])
+
+    def summary(self) -> dict[str, Any]:
+        """What is not said of all its replicas together."""
+        return {}
 
     def _end(self, record: Record) -> None:
         """In the order of their times, whichever replica was advanced first."""

@@ -9,6 +9,7 @@ from quire.messages import IntArray
 
 _SHORTEST = 1e-6
 _LONGEST = 1e5
+_COUNTED_AT_ONCE = 256
 _EDGES = np.exp(np.arange(np.log(_SHORTEST), np.log(_LONGEST), 0.01))
 
 
@@ -18,21 +19,37 @@ class Gaps:
     def __init__(self) -> None:
         self._counts = np.zeros(len(_EDGES) + 1, dtype=np.int64)
         self.longest = 0.0
+        # what was seen and is not counted yet: a step has few, and counting takes as long for many
+        self._seen: list[Floats] = []
+        self._weights: list[IntArray] = []
+        self._num_seen = 0
 
     def add(self, seconds: Floats | list[float], weight: int | IntArray = 1) -> None:
         """Each of these, for so many clients."""
         if not len(seconds):
             return
-        bins = np.searchsorted(_EDGES, seconds)
-        np.add.at(self._counts, bins, weight)
-        self.longest = max(self.longest, float(np.max(seconds)))
+        self._seen.append(np.asarray(seconds))
+        self._weights.append(np.broadcast_to(weight, len(seconds)))
+        self._num_seen += len(seconds)
+        if self._num_seen > _COUNTED_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """All that was seen."""
+        if self._num_seen:
+            seconds = np.concatenate(self._seen)
+            np.add.at(self._counts, np.searchsorted(_EDGES, seconds), np.concatenate(self._weights))
+            self.longest = max(self.longest, float(seconds.max()))
+            self._seen, self._weights, self._num_seen = [], [], 0
 
     def merge(self, other: Gaps) -> None:
+        other._count()
         self._counts += other._counts
         self.longest = max(self.longest, other.longest)
 
     def percentile(self, share: float) -> float:
         """The upper edge of the bin in which it lies."""
+        self._count()
         total = int(self._counts.sum())
         if not total:
             return 0.0
@@ -42,6 +59,7 @@ class Gaps:
     @property
     def mean(self) -> float:
         """Of the middles of the bins."""
+        self._count()
         total = int(self._counts.sum())
         middles = np.concatenate([_EDGES[:1], np.sqrt(_EDGES[1:] * _EDGES[:-1]), _EDGES[-1:]])
         return float((self._counts * middles).sum() / total) if total else 0.0

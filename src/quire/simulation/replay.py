@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import quire.errors
 from quire.config import EngineConfig, KVConnectorConfig
 from quire.engine_core.engine_core import OF_WORKERS, EngineCore
-from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.executor.executor import UNRECORDED, Executor, PendingStep
 from quire.engine_core.launch import build_engine_core
 from quire.errors import OptionError
 from quire.kv_connectors.connector import CacheLayout, Found, NamedBlocks, SchedulerHalf, Tokens
@@ -305,6 +305,8 @@ class ReplayingExecutor:
         return answer
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name in UNRECORDED:
+            return {} if self.workers is None else self.workers.control(name, args)
         told = self._inputs.expect(Told, f"{name} is asked")
         if told.question != name:
             self._inputs.differs(Difference(self._inputs.step, told.at, "what is asked", told.question, name))

@@ -26,6 +26,14 @@ from quire.simulation.deployment import Deployment
 from quire.simulation.records import EngineWork, Record
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A sequence, of a request; and when it got its last token."""
+
+    record: Record
+    last_token_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
     """Steps to come, as long as nobody disturbs them: who gets a token in each, when the first one begins and when each
@@ -62,8 +70,8 @@ class Replica:
         self.work = EngineWork()
         self._on_end = on_end
         self._open: dict[int, Record] = {}
-        # when each sequence got its last token
-        self._last_token_at: dict[int, float] = {}
+        # those that have a token
+        self._begun: dict[int, _Begun] = {}
         assert isinstance(self.core.executor, ModelledExecutor)
         self._executor = self.core.executor
         self._executor.on_step = self._count
@@ -133,7 +141,7 @@ class Replica:
             rows, num_steps = self.core.steady_horizon()
             if num_steps:
                 sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
-                if any(one not in self._last_token_at for one in sequence_ids):
+                if not self._begun.keys() >= set(sequence_ids):
                     num_steps = 1  # a first token is told of when it comes
                 self._foreseen = _Foreseen(rows, sequence_ids, self._executor.foresee(rows, num_steps))
         return self._foreseen
@@ -172,22 +180,32 @@ class Replica:
         """So many for each of these sequences. How long those waited for the first that had one before."""
         gaps = []
         for sequence_id in sequence_ids:
-            record = self._open.get(split_sequence_id(sequence_id)[0])
-            if record is None:
-                continue
+            begun = self._begun.get(sequence_id)
+            if begun is None:
+                begun = self._begin(sequence_id, first)
+                if begun is None:
+                    continue
+            else:
+                gaps.append(first - begun.last_token_at)
+            begun.last_token_at = last
+            record = begun.record
             record.num_output_tokens += count
             record.last_token_at = last
-            before = self._last_token_at.get(sequence_id)
-            if before is not None:
-                gaps.append(first - before)
-            elif record.first_token_at < 0:
-                record.first_token_at = first
-                self._first_tokens.append(record.number)
-            self._last_token_at[sequence_id] = last
         return gaps
 
+    def _begin(self, sequence_id: int, now: float) -> _Begun | None:
+        """It has its first token. None: its request has ended."""
+        record = self._open.get(split_sequence_id(sequence_id)[0])
+        if record is None:
+            return None
+        if record.first_token_at < 0:
+            record.first_token_at = now
+            self._first_tokens.append(record.number)
+        begun = self._begun[sequence_id] = _Begun(record, now)
+        return begun
+
     def _end(self, sequence_id: int, error: str, now: float) -> None:
-        self._last_token_at.pop(sequence_id, None)
+        self._begun.pop(sequence_id, None)
         request_id = split_sequence_id(sequence_id)[0]
         record = self._open[request_id]
         record.error = record.error or error

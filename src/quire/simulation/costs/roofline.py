@@ -13,6 +13,7 @@ Data sheets say peaks; `Efficiency` says which share of them kernels reach. Ever
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -70,28 +71,59 @@ class RooflineCosts:
     efficiency: Efficiency = field(default_factory=Efficiency)
 
     def seconds(self, work: StepWork) -> Amount:
-        fixed = self._matrices(work) + self._collectives(work) + self._moves(work) + self._launches(work)
+        fixed = self._matrices(work) + self._collectives(work) + self.seconds_of_blocks(work) + self._launches(work)
         return fixed + self._attention(work)
 
     def swap_seconds(self) -> float:
         """Of a block."""
         return self.part.block_bytes / self.efficiency.host_bytes_per_second
 
+    def move_seconds(self, bytes_per_second: float) -> float:
+        """Of a block, over a link with such a rate in its data sheet. Each worker sends its own part."""
+        return self.part.block_bytes / (bytes_per_second * self.efficiency.link)
+
+    def seconds_of_blocks(self, work: StepWork) -> float:
+        """That a step copies, which are read and written, or swaps."""
+        copies = 2.0 * work.num_copied_blocks * self.part.block_bytes / self.device.bytes_per_second
+        return copies + work.num_swapped_blocks * self.swap_seconds()
+
     # ------------------------------------------------------------------------------------------ operators
 
     def _longer(self, flops: float, num_bytes: float) -> float:
-        arithmetic = flops / (self.device.flops * self.efficiency.compute)
-        return max(arithmetic, num_bytes / (self.device.bytes_per_second * self.efficiency.memory))
+        return max(flops / self._flops, num_bytes / self._bytes_per_second)
+
+    # what does not depend on the step, once
+
+    @cached_property
+    def _flops(self) -> float:
+        return self.device.flops * self.efficiency.compute
+
+    @cached_property
+    def _bytes_per_second(self) -> float:
+        return self.device.bytes_per_second * self.efficiency.memory
+
+    @cached_property
+    def _dense_parameters(self) -> int:
+        shape = self.part.shape
+        latent = shape.num_key_parameters + shape.num_value_parameters
+        return shape.num_linear_parameters + shape.num_float_parameters + latent
+
+    @cached_property
+    def _query_width(self) -> int:
+        shape = self.part.shape
+        if shape.latent is not None:  # queries meet latent vectors
+            return shape.num_heads * shape.latent.kept_values
+        if shape.mixed is not None:
+            return shape.query_width // max(1, shape.num_layers)
+        return shape.num_heads * shape.head_dim
 
     def _matrices(self, work: StepWork) -> float:
         part = self.part
         shape = part.shape
         size = FLOAT_BYTES[part.dtype]
-        latent = shape.num_key_parameters + shape.num_value_parameters
-        dense = shape.num_linear_parameters + shape.num_float_parameters + latent
         # each matrix reads its inputs and writes its outputs
         passing = 8 * shape.num_layers * shape.hidden_size * work.num_tokens * size
-        seconds = self._longer(2.0 * dense * work.num_tokens, part.dense_bytes + passing)
+        seconds = self._longer(2.0 * self._dense_parameters * work.num_tokens, part.dense_bytes + passing)
         experts = shape.experts
         if experts is not None and work.num_tokens:
             flops = 2.0 * shape.num_expert_parameters * experts.top_k / experts.num_experts * work.num_tokens
@@ -103,14 +135,10 @@ class RooflineCosts:
         return seconds
 
     def _attention(self, work: StepWork) -> Amount:
-        shape = self.part.shape
-        width = shape.num_heads * shape.head_dim
-        if shape.latent is not None:  # queries meet latent vectors
-            width = shape.num_heads * shape.latent.kept_values
-        elif shape.mixed is not None:
-            width = shape.query_width // max(1, shape.num_layers)
-        arithmetic = 4.0 * width * work.attention_pairs / (self.device.flops * self.efficiency.attention_compute)
-        reading = work.context_bytes / (self.device.bytes_per_second * self.efficiency.memory)
+        arithmetic = (
+            4.0 * self._query_width * work.attention_pairs / (self.device.flops * self.efficiency.attention_compute)
+        )
+        reading = work.context_bytes / self._bytes_per_second
         longer: Amount = np.maximum(arithmetic, reading)
         return longer
 
@@ -125,11 +153,6 @@ class RooflineCosts:
             share = 2.0 * (part.num_ranks - 1) / part.num_ranks
             seconds += 2 * part.shape.num_layers * (latency + share * num_bytes / rate)
         return seconds
-
-    def _moves(self, work: StepWork) -> float:
-        # read and written
-        copies = 2.0 * work.num_copied_blocks * self.part.block_bytes / self.device.bytes_per_second
-        return copies + work.num_swapped_blocks * self.swap_seconds()
 
     def _launches(self, work: StepWork) -> float:
         return self.efficiency.seconds_per_step + self.efficiency.seconds_per_layer * self.part.shape.num_layers

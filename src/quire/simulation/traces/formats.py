@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,10 @@ def open_trace(name: str) -> ReadTrace:
         return _reader_of(path)(path)
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is no text.") from None
+    except csv.Error as error:
+        raise TraceError(f"{path}: is no CSV ({error}).") from None
+    except RecursionError:
+        raise TraceError(f"{path}: is nested too deeply.") from None
 
 
 def _reader_of(path: Path) -> Reader:

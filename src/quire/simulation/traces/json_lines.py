@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from quire.sampling_params import MAX_N
 from quire.simulation.arrivals import Arrival
 from quire.simulation.traces.table import ReadTrace, TraceError, in_order, whole_number
 
+# seconds; a number that no float holds is none
+_LATEST = 10**15
 FIELDS = ("at", "prompt_tokens", "output_tokens", "prefix", "n", "beam_search", "priority")
 
 
@@ -39,7 +40,7 @@ def objects_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def seconds_of(place: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LATEST:
         raise TraceError(f"{place}: {name}={str(value)[:40]} must be a time, 0 or more.")
     return float(value)
 

@@ -10,6 +10,8 @@ from quire.simulation.arrivals import Arrival
 
 # Longer than any model's context; a column that was taken for another one is.
 _MOST_TOKENS = 10**8
+# leading zeros and all; Python refuses to read thousands
+_MOST_DIGITS = 40
 
 
 class TraceError(UserError):
@@ -40,7 +42,8 @@ def in_order(name: str, table: list[Arrival], *, has_contents: bool = False) -> 
 
 def whole_number(place: str, name: str, value: object, least: int = 0) -> int:
     """A count of tokens, from a field that may be text."""
-    number = value if type(value) is int else int(value) if isinstance(value, str) and value.isdecimal() else -1
+    is_digits = isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS
+    number = value if type(value) is int else int(str(value)) if is_digits else -1
     if not least <= number <= _MOST_TOKENS:
         raise TraceError(f"{place}: {name}={str(value)[:40]!r} must be a whole number from {least} to {_MOST_TOKENS}.")
     return number
