@@ -1,7 +1,8 @@
 """The engines that Quire is compared with: how each is installed, what it reads, and in which precisions.
 
-Each environment is a venv of its own under the build folder, so that nothing of it touches Quire's. An installation
-that would bring CUDA libraries is refused before it begins.
+Each environment is a folder of its own under the build folder, so that nothing of it touches Quire's: a venv, or a
+source that is compiled there for this processor. An installation that would bring CUDA libraries is refused before it
+begins.
 """
 
 from __future__ import annotations
@@ -48,6 +49,36 @@ ENVIRONMENTS = (
 
 
 @dataclass(frozen=True)
+class Source:
+    """An engine of which there are no packages: a commit of a repository, compiled with cmake (-march=native) and with
+    what its driver calls."""
+
+    name: str
+    repository: str
+    commit: str
+    options: tuple[str, ...]
+    target: str
+    # a file among the drivers, and the folders of its headers
+    calls: str
+    headers: tuple[str, ...]
+
+
+# its attention for caches in every format takes most of an hour to compile; ours is in float16
+SOURCES = (
+    Source(
+        "ik_llama.cpp",
+        "https://github.com/ikawrakow/ik_llama.cpp",
+        "8337e4cd3861406fc04e0854b1409cd1b027fbc9",
+        ("-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
+         "-DGGML_IQK_FA_ALL_QUANTS=OFF", "-DGGML_NCCL=OFF", "-DGGML_CCACHE=OFF", "-DBUILD_SHARED_LIBS=ON"),
+        "llama",
+        "ik_llama_cpp.c",
+        ("include", "ggml/include"),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Engine:
     """One column of the comparison."""
 
@@ -57,6 +88,10 @@ class Engine:
     forms: Mapping[str, str]
     # None: Quire's own
     environment: str | None = None
+    # compiled; its driver runs in Quire's environment
+    source: str | None = None
+    # whose environment converts its models, if not its own
+    converter: str | None = None
     overlay: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     # workload -> why it is not asked for
@@ -67,16 +102,21 @@ _CHECKPOINT = "checkpoint"
 ENGINES = (
     Engine("quire", "quire_driver.py", dict.fromkeys(("float32", "bf16", "int8", "int4"), _CHECKPOINT)),
     Engine(
-        "vllm-zentorch", "vllm_driver.py", {"bf16": _CHECKPOINT}, "vllm", "zentorch",
-        {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
+        "vllm-zentorch", "vllm_driver.py", {"bf16": _CHECKPOINT}, "vllm", overlay="zentorch",
+        variables={"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
     ),
     Engine(
-        "vllm", "vllm_driver.py", {"bf16": _CHECKPOINT}, "vllm", None,
-        {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
+        "vllm", "vllm_driver.py", {"bf16": _CHECKPOINT}, "vllm",
+        variables={"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
     ),
     Engine("openvino", "openvino_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "openvino"), "openvino"),
     Engine(
         "llama.cpp", "llama_cpp_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "gguf"), "llama.cpp",
+        left_out={"W3": "each request computes the shared prefix, which takes minutes"},
+    ),
+    Engine(
+        "ik_llama.cpp", "ik_llama_cpp_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "gguf"),
+        source="ik_llama.cpp", converter="llama.cpp",
         left_out={"W3": "each request computes the shared prefix, which takes minutes"},
     ),
     Engine(
@@ -118,6 +158,34 @@ class Build:
                 self._run(environment.name, [*pip, "uninstall", "--yes", *environment.removed])
         marker.write_text(wanted, encoding="utf-8")
 
+    def compile(self, source: Source, folder: Path | None = None) -> None:
+        """Does nothing the second time. `folder`: has the source already."""
+        place = self.folder / source.name
+        wanted = f"{source.name} {source.commit[:12] if folder is None else folder.resolve()}"
+        if (place / _READY).exists() and (place / _READY).read_text(encoding="utf-8").strip() == wanted:
+            return
+        built = place / "built"
+        built.mkdir(parents=True, exist_ok=True)
+        tree = self._cloned(source, place / "source") if folder is None else folder.resolve()
+        how = ["-DCMAKE_BUILD_TYPE=Release", *source.options]
+        self._run(source.name, ["cmake", "-S", str(tree), "-B", str(built), *how])
+        jobs = str(len(os.sched_getaffinity(0)))
+        self._run(source.name, ["cmake", "--build", str(built), "--target", source.target, "--parallel", jobs])
+        [library] = built.rglob(f"lib{source.target}.so")
+        headers = [f"-I{tree / folder}" for folder in source.headers]
+        linked = [f"-L{library.parent}", f"-l{source.target}", f"-Wl,-rpath,{library.parent}"]
+        calls = ["cc", "-O2", "-shared", "-fPIC", *headers, str(DRIVERS / source.calls), *linked]
+        self._run(source.name, [*calls, "-o", str(place / "librival.so")])
+        (place / _READY).write_text(wanted, encoding="utf-8")
+
+    def _cloned(self, source: Source, tree: Path) -> Path:
+        tree.mkdir(exist_ok=True)
+        git = ["git", "-C", str(tree)]
+        self._run(source.name, [*git, "init", "--quiet"])
+        self._run(source.name, [*git, "fetch", "--depth", "1", source.repository, source.commit])
+        self._run(source.name, [*git, "-c", "advice.detachedHead=false", "checkout", "--force", source.commit])
+        return tree
+
     def _refuse_cuda(self, environment: Environment, pip: list[str]) -> None:
         report = self.logs / f"{environment.name}-report.json"
         self._run(
@@ -128,7 +196,7 @@ class Build:
             raise AbsentError(f"pip would bring {', '.join(cuda[:3])}; point it at CPU wheels of torch first")
 
     def is_installed(self, engine: Engine) -> bool:
-        return all((self.folder / name / _READY).exists() for name in (engine.environment, engine.overlay) if name)
+        return all((self.folder / name / _READY).exists() for name in _places(engine))
 
     def python(self, engine: Engine) -> str:
         return str(self.folder / engine.environment / "bin" / "python") if engine.environment else sys.executable
@@ -139,6 +207,8 @@ class Build:
         if engine.environment is None:
             paths.append(str(SOURCE))
         variables = {**os.environ, **_OFFLINE, **engine.variables, "PYTHONPATH": os.pathsep.join(paths)}
+        if engine.source:
+            variables[engine.source.replace(".", "_").upper()] = str(self.folder / engine.source)
         variables["VLLM_CACHE_ROOT"] = str(self.folder / "vllm-cache")
         processors = sorted(os.sched_getaffinity(0))[:threads]
         variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, processors))
@@ -162,9 +232,16 @@ class Build:
         if not target.exists():
             if precision != "bf16":
                 self._gguf(engine, "bf16")
-            script = [self.python(engine), str(DRIVERS / "convert_gguf.py")]
+            script = [self._converter(engine), str(DRIVERS / "convert_gguf.py")]
             self._run("convert", [*script, str(self.checkpoint), str(target), precision])
         return target
+
+    def _converter(self, engine: Engine) -> str:
+        if engine.converter is None:
+            return self.python(engine)
+        if not (self.folder / engine.converter / _READY).exists():
+            raise AbsentError(f"{engine.converter} converts its models, and is not installed")
+        return str(self.folder / engine.converter / "bin" / "python")
 
     def _openvino(self, engine: Engine, precision: str) -> Path:
         target = self.models / f"openvino-{precision}"
@@ -186,6 +263,10 @@ class Build:
         if done.returncode != 0:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise AbsentError(f"{Path(command[0]).name} failed ({lines[-1][:160] if lines else 'no word'}; {log})")
+
+
+def _places(engine: Engine) -> list[str]:
+    return [name for name in (engine.environment, engine.source, engine.overlay) if name]
 
 
 def _online(name: str) -> dict[str, str]:

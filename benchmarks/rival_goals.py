@@ -82,8 +82,11 @@ def _rows() -> Iterator[Row]:
     for name, precision, goal, rival, key in (
         ("W1 bf16", "bf16", "0.92 of the read bandwidth; 1.12 x", "vllm-zentorch", "W1"),
         ("W1 bf16", "bf16", "1.3 x", "llama.cpp", "W1"),
+        ("W1 bf16", "bf16", "1.05 x", "ik_llama.cpp", "W1"),
         ("W1 int8", "int8", "0.85; 1.45 x", "llama.cpp", "W1"),
+        ("W1 int8", "int8", "0.90; 1.05 x", "ik_llama.cpp", "W1"),
         ("W1 4-bit", "int4", "0.75; 1.5 x", "llama.cpp", "W1"),
+        ("W1 4-bit", "int4", "0.80; 1.13 x", "ik_llama.cpp", "W1"),
         ("W2 bf16", "bf16", "133 tokens/s with all 64 requests; 1.4 x", "vllm-zentorch", "W2"),
         ("W2 int8", "int8", "210 tokens/s with all 64 requests; 2 x", "openvino", "W2"),
         ("W3", "bf16", "7 s; 1.4 x", "vllm-zentorch", "W3"),

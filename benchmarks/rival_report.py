@@ -13,7 +13,7 @@ from quire.simulation.charts.bar_chart import Panel, bar_charts
 
 _PRECISIONS = ("bf16", "int8", "int4", "float32")
 # under bars there is little room
-_SHORT_NAMES = {"transformers": "HF", "vllm-zentorch": "vLLM+zen", "vllm": "vLLM"}
+_SHORT_NAMES = {"transformers": "HF", "ik_llama.cpp": "ik", "vllm-zentorch": "vLLM+zen", "vllm": "vLLM"}
 Saved = dict[str, Any]
 
 
@@ -38,7 +38,10 @@ def ratios(saved: Saved, precision: str, engine: str, key: str) -> list[float]:
 
 def report(saved: Saved) -> str:
     """Markdown: a table for each precision, engines as rows, figures as columns."""
+    settings = saved["settings"]
     lines = [
+        f"{settings.get('machine', 'a machine that was not noted')}; {settings.get('date', 'no date')}.",
+        "",
         "Medians (lowest to highest; rounds). In bold how many times better Quire was in the same rounds, and the",
         "lowest and highest of that.",
     ]

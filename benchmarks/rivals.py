@@ -1,4 +1,4 @@
-"""Quire beside llama.cpp, OpenVINO GenAI, vLLM and Transformers: the same weights, in one interleaved run.
+"""Quire beside llama.cpp, ik_llama.cpp, OpenVINO GenAI, vLLM and Transformers: the same weights, interleaved.
 
     python benchmarks/rivals.py --install [--build build/rivals]
     python benchmarks/rivals.py --warm     each engine starts once; vLLM compiles at its first start
@@ -22,11 +22,12 @@ import signal
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from make_model import make_expert_model, make_model
-from rival_engines import ENGINES, ENVIRONMENTS, AbsentError, Build, Engine, engines_named
+from rival_engines import ENGINES, ENVIRONMENTS, SOURCES, AbsentError, Build, Engine, engines_named
 from rival_goals import Files, table
 from rival_report import drawing, report
 from rival_rounds import Results, Run, pods_of
@@ -36,7 +37,7 @@ from quire.config import ModelFacts
 from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.bench_numbers import machine_in_words
 
-_DEFAULT_ENGINES = "quire,vllm-zentorch,openvino,llama.cpp,transformers"
+_DEFAULT_ENGINES = "quire,vllm-zentorch,openvino,llama.cpp,ik_llama.cpp,transformers"
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
     checkpoint = options.model or _made(options)
     engines, build = engines_named(options.engines.split(",")), Build(options.build, checkpoint)
     if options.install:
-        _install(build, engines)
+        _install(build, engines, options.source)
         return
     _run(options, build, engines)
 
@@ -68,17 +69,22 @@ def _made(options: argparse.Namespace) -> Path:
     return make_expert_model(path, num_layers=options.layers, num_experts=options.experts)
 
 
-def _install(build: Build, engines: list[Engine]) -> None:
+def _install(build: Build, engines: list[Engine], folder: Path | None) -> None:
     """Environments first, then models in every form that the engines read."""
-    wanted = {name for engine in engines for name in (engine.environment, engine.overlay) if name}
-    for environment in ENVIRONMENTS:
-        if environment.name not in wanted:
-            continue
+    wanted = {
+        name
+        for engine in engines
+        for name in (engine.environment, engine.source, engine.converter, engine.overlay)
+        if name
+    }
+    steps = {one.name: partial(build.install, one) for one in ENVIRONMENTS}
+    steps |= {one.name: partial(build.compile, one, folder) for one in SOURCES}
+    for name in (name for name in steps if name in wanted):
         try:
-            build.install(environment)
-            print(f"{environment.name}: installed", flush=True)
+            steps[name]()
+            print(f"{name}: installed", flush=True)
         except AbsentError as error:
-            print(f"{environment.name}: not installed: {error}", flush=True)
+            print(f"{name}: not installed: {error}", flush=True)
     for engine in engines:
         for precision in engine.forms:
             try:
@@ -133,6 +139,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(engine.name for engine in ENGINES)
     parser.add_argument("--install", action="store_true", help="environments and models, and nothing else")
+    parser.add_argument(
+        "--source", type=Path, metavar="FOLDER", help="ik_llama.cpp's source, in place of a clone from GitHub"
+    )
     parser.add_argument("--warm", action="store_true", help="start every engine once, so that it compiles what it must")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of an earlier run")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of goals")

@@ -1,0 +1,104 @@
+"""What a target between tokens costs and brings: the scheduler itself on a virtual clock, with the lengths of W6.
+
+    python benchmarks/target_between_tokens.py [--step 34 --token 1.6 --rates 0.45 0.9 1.1] [--requests 400]
+
+Milliseconds of a step of one token and of each further token, as `quire serve` measures them when it starts. The same
+numbers give the same table on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quire.interfaces.cli.bench_serve import arrivals
+from quire.interfaces.cli.bench_workloads import batch_lengths
+from quire.messages import split_sequence_id
+from quire.simulation.costs.linear import LinearCosts
+from quire.testing.core import CoreUnderTest
+
+_MEAN_PROMPT = 161
+_MEAN_ANSWER = 129
+_NO_TARGET = (0.0, 1.0)
+
+
+@dataclass
+class Times:
+    """Of one run."""
+
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def run(costs: LinearCosts, rate: float, num_requests: int, target: tuple[float, float]) -> Times:
+    """`target`: seconds, and how many times as long as without prompts a step may be in any case."""
+    prompt_lengths, answer_lengths = batch_lengths(_MEAN_PROMPT, _MEAN_ANSWER)
+    draw = random.Random(0)
+    kinds = [draw.randrange(len(prompt_lengths)) for _ in range(num_requests)]
+    due = list(enumerate(arrivals(num_requests, rate, 0)))
+    core = CoreUnderTest(
+        num_blocks=4000,
+        block_size=16,
+        max_num_seqs=256,
+        max_model_len=4096,
+        budget=2048,
+        costs=costs,
+        policy="two_level",
+        target_seconds=target[0],
+        stretch=target[1],
+        check_invariants=False,
+    )
+    times, arrived, latest = Times(), {}, {}
+    while due or core.core.has_work:
+        while due and due[0][1] <= core.clock.now():
+            number, arrived[number] = due.pop(0)
+            prompt = [draw.randrange(50) for _ in range(prompt_lengths[kinds[number]])]
+            core.add(number, prompt, max_tokens=answer_lengths[kinds[number]])
+        if not core.core.has_work:
+            core.clock.advance(due[0][1] - core.clock.now())
+            continue
+        for sequence_id in core.step().sequence_ids.tolist():
+            if sequence_id in latest:
+                times.gaps.append(core.clock.now() - latest[sequence_id])
+            else:
+                times.firsts.append(core.clock.now() - arrived[split_sequence_id(sequence_id)[0]])
+            latest[sequence_id] = core.clock.now()
+    times.seconds = core.clock.now()
+    return times
+
+
+def table(arguments: argparse.Namespace) -> Iterator[str]:
+    yield "| a second | target, ms | first token p50, p90, p99, s | between tokens p50, p99, longest, ms | all, s |"
+    yield "| --- | --- | --- | --- | --- |"
+    step, token = arguments.step / 1e3, arguments.token / 1e3
+    costs = LinearCosts(per_step=step - token, per_token=token, per_context_token=2e-6)
+    targets = {"none": _NO_TARGET, "auto": (4 * step, 2.0)}
+    targets |= {f"{one:g}": (one / 1e3, 1.0) for one in arguments.targets}
+    for rate in arguments.rates:
+        for name, target in targets.items():
+            times = run(costs, rate, arguments.requests, target)
+            firsts = ", ".join(f"{_percentile(times.firsts, share):.2f}" for share in (50, 90, 99))
+            gaps = ", ".join(f"{1e3 * _percentile(times.gaps, share):,.0f}" for share in (50, 99, 100))
+            yield f"| {rate:g} | {name} | {firsts} | {gaps} | {times.seconds:.1f} |"
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share / 100 * len(values)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", type=float, default=34.0, metavar="MS")
+    parser.add_argument("--token", type=float, default=1.6, metavar="MS")
+    parser.add_argument("--targets", type=float, nargs="+", default=[80.0, 100.0], metavar="MS")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.45, 0.9, 1.1], metavar="X")
+    parser.add_argument("--requests", type=int, default=400, metavar="N")
+    for line in table(parser.parse_args()):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
