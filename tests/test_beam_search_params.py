@@ -21,7 +21,9 @@ from quire.messages import DecodingSpec, EngineRequest
         ("stop_token_ids", [-1]), ("stop_token_ids", 5), ("logprobs", -1), ("num_return_sequences", 0),
         ("num_return_sequences", 5), ("num_beam_groups", 3), ("num_beam_groups", 8), ("num_beam_groups", 0),
         ("ignore_eos", None), ("ignore_eos", 1), ("skip_special_tokens", "x"), ("early_stopping", np.array([1, 2])),
-        ("num_beam_groups", 2), ("diversity_penalty", -1), ("diversity_penalty", 0.5),
+        ("num_beam_groups", 2), ("diversity_penalty", -1), ("diversity_penalty", 0.5), ("top_p", 0.0), ("top_p", "x"),
+        ("repetition_penalty", 0.0), ("presence_penalty", 3), ("frequency_penalty", -3), ("top_k", -2), ("seed", 1.5),
+        ("do_sample", 1),
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_field(name: str, value: object):
@@ -33,8 +35,8 @@ def test_a_bad_value_names_its_field(name: str, value: object):
 def test_a_misspelt_parameter_is_answered_with_the_one_that_was_meant():
     with pytest.raises(RequestError, match=r'beam_with: there is no such parameter\. Did you mean "beam_width"\?'):
         BeamSearchParams(beam_with=4)
-    with pytest.raises(RequestError, match="top_k: there is no such parameter"):
-        BeamSearchParams(beam_width=4, top_k=3)
+    with pytest.raises(RequestError, match="min_p: there is no such parameter"):
+        BeamSearchParams(beam_width=4, min_p=0.5)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,8 @@ def test_every_point_stands_where_the_table_says() -> None:
     assert places_of_failpoints() == {point: {file} for point, (file, _) in POINTS.items()}
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_actions() -> None:
     page = (ROOT / "docs" / "failpoints.md").read_text(encoding="utf-8")
-    for point, (file, meaning) in POINTS.items():
-        assert f"| `{point}` | `{file}` | {meaning} |" in page
     for action in failpoints.ACTIONS:
         assert f"| `{action}` |" in page
 

@@ -16,7 +16,7 @@ from quire.sampling_params import SamplingParams
     [
         ("temperature", -1), ("temperature", float("nan")), ("temperature", "1"), ("top_p", 0), ("top_p", 1.5),
         ("top_k", 1.5), ("min_p", 2), ("n", 0), ("n", 10**6), ("n", True), ("max_tokens", 0), ("min_tokens", -1),
-        ("presence_penalty", 2.01), ("repetition_penalty", 0), ("seed", 2**64), ("logprobs", -1), ("stop", 5),
+        ("presence_penalty", 2.01), ("repetition_penalty", 0), ("seed", 2**64), ("logprobs", -2), ("stop", 5),
         ("stop", [""]), ("stop", ["a"] * 17), ("stop_token_ids", 5), ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
         ("bad_words", 5), ("allowed_token_ids", []), ("allowed_token_ids", 5), ("logit_bias", [1]),

@@ -15,7 +15,8 @@ def of(**options: Any) -> ImageConfig:
 
 def test_what_is_left_open() -> None:
     found = of(max_num_batched_tokens=100)
-    assert (found.max_images, found.max_num_encoder_tokens, found.hosts, found.folder) == (8, 50, (), None)
+    assert (found.max_images, found.max_num_encoder_tokens, found.hosts, found.folder) == (8, 1024, (), None)
+    assert of(max_num_batched_tokens=8192).max_num_encoder_tokens == 4096
 
 
 @pytest.mark.parametrize("given", [{"image": 3}, '{"image": 3, "video": 0}'])

@@ -18,29 +18,29 @@ def config_of(method):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_is_taken_as_asked(name):
-    assert resolve_quantization(name, {}, "cpu") == (name, (name, "as asked"))
-    assert resolve_quantization(name.upper().replace("_", "-"), {}, "cpu")[0] == name
+    assert resolve_quantization(name, {}) == (name, (name, "as asked"))
+    assert resolve_quantization(name.upper().replace("_", "-"), {})[0] == name
     config, reasons = resolve(EngineOptions(quantization=name, device="cpu"))
     assert config.worker.quantization == name
     assert ("quantization", name, "as asked") in reasons.rows
 
 
 def test_without_the_option_weights_stay_as_they_are():
-    assert resolve_quantization(None, {}, "cpu") == (None, (None, "as stored in the checkpoint"))
-    assert resolve_quantization(None, config_of("awq"), "cpu") == (None, (None, "the checkpoint comes as awq"))
+    assert resolve_quantization(None, {}) == (None, (None, "as stored in the checkpoint"))
+    assert resolve_quantization(None, config_of("awq")) == (None, (None, "the checkpoint comes as awq"))
     assert resolve(EngineOptions(device="cpu"))[0].worker.quantization is None
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_name_of_the_checkpoints_own_format_says_nothing_new(name):
-    assert resolve_quantization(name, config_of(name), "cpu")[0] is None
+    assert resolve_quantization(name, config_of(name))[0] is None
 
 
 @pytest.mark.parametrize(
     ("name", "method"), [("gptq_marlin", "gptq"), ("awq_marlin", "awq"), ("compressed_tensors", "compressed-tensors")]
 )
 def test_names_of_other_engines_for_the_same_format(name, method):
-    assert resolve_quantization(name, config_of(method), "cpu")[0] is None
+    assert resolve_quantization(name, config_of(method))[0] is None
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,7 @@ def test_names_of_other_engines_for_the_same_format(name, method):
 )
 def test_other_names_are_errors_that_help(name, method, message):
     with pytest.raises(OptionError, match=message):
-        resolve_quantization(name, config_of(method), "cpu")
-
-
-def test_weights_are_quantised_on_cpus_alone():
-    with pytest.raises(OptionError, match="CPUs only, and device is cuda"):
-        resolve_quantization("int8", {}, "cuda")
+        resolve_quantization(name, config_of(method))
 
 
 def test_a_scheme_of_another_package_is_known_by_its_name(monkeypatch):
@@ -72,7 +67,7 @@ def test_a_scheme_of_another_package_is_known_by_its_name(monkeypatch):
         name = "thirds"
 
     monkeypatch.setattr(quantization, "entry_points", lambda group: [Point] if group == "quire.quantization" else [])
-    assert resolve_quantization("thirds", {}, "cpu")[0] == "thirds"
+    assert resolve_quantization("thirds", {})[0] == "thirds"
 
 
 def test_a_declaration_must_be_an_object(tmp_path):

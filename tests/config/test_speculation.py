@@ -75,7 +75,7 @@ def test_one_bound_of_the_look_up_moves_the_other(given, bounds):
         ({}, "must say who proposes tokens"),
         ({"num_speculative_tokens": 4}, "must say who proposes tokens"),
         ({"methd": "ngram"}, 'there is no such key.*Did you mean "method"'),
-        ({"method": "ngramm"}, 'must be one of ngram, draft_model, eagle. Did you mean "ngram"'),
+        ({"method": "ngramm"}, 'must be one of ngram, draft_model, eagle, mtp. Did you mean "ngram"'),
         ({"method": 3}, "must be a text"),
         ({"method": "draft_model", "model": " "}, "must be a text that is not empty"),
         ({"method": "draft_model"}, "'embedded-draft' drafts for the embedded model"),

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from tests.support.server_process import ServerProcess
 
 from quire.interfaces.gateway import create_app
+from quire.interfaces.server.llama_cpp.fields import LlamaCppFields
 from quire.interfaces.server.openai.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.wire.api_description import description_of
 from quire.interfaces.server.wire.field_rules import IGNORED
@@ -72,10 +73,16 @@ GENERATION = [
     ("guided_choice", {}, ["a", "b"]),
     ("guided_grammar", {}, 'start: "a"'),
     ("prompt_logprobs", {}, 1),
+    ("truncate_prompt_tokens", {}, 4),
+    ("truncation_side", {"truncate_prompt_tokens": 7, "return_token_ids": True}, "right"),
     ("use_beam_search", {"n": 2}, True),
     ("length_penalty", {"use_beam_search": True, "n": 4, "logit_bias": None}, -30.0),
     ("early_stopping", {"use_beam_search": False}, True),
+    ("do_sample", {"use_beam_search": True, "n": 4, "temperature": 2.0, "seed": 1, "logit_bias": None}, True),
     ("cache_salt", {"cached": True}, "mine"),
+    ("kv_transfer_params", {}, {"whose": "nobody's"}),
+    # refused here; what it does: tests/interfaces/server/test_watermark.py
+    ("watermarking", FREE, True),
 ]
 
 
@@ -106,6 +113,26 @@ def dialect(limit: str, stop: str) -> list[tuple[str, dict, object]]:
     ]
 
 
+# in an answer
+NEW_EACH_TIME = r"\w*id|created|\w+_at|obfuscation|\w+_duration|\w+_ms|\w+_per_second|per_token_ms"
+OLLAMA = {"model": "quire", "stream": False, "options": {"num_predict": 10, "temperature": 0}}
+GOES_ON_LLAMA = {"n_predict": 40, "ignore_eos": True}
+FREE_LLAMA = {**GOES_ON_LLAMA, "temperature": 2.0, "seed": 1}
+
+
+def of_ollama() -> list[tuple[str, dict, object]]:
+    return [
+        ("model", {}, "another"),
+        ("stream", {}, True),
+        ("options", {}, {"num_predict": 3, "temperature": 0}),
+        ("format", {}, {"enum": ["a"]}),
+        ("think", {}, "low"),
+        ("keep_alive", {}, "soon"),
+        ("logprobs", {}, True),
+        ("top_logprobs", {"logprobs": True}, 2),
+    ]
+
+
 ROWS = {
     "CompletionRequest": (COMPLETIONS, {"prompt": LONG, "max_tokens": 10, "temperature": 0}, [
         *GENERATION,
@@ -113,7 +140,14 @@ ROWS = {
         ("max_tokens", {}, 3),
         ("echo", {}, True),
         ("logprobs", {}, 1),
+        ("logprob_token_ids", {"logprobs": 1}, [300, 301]),
+        # this model fills no holes, and says so; what one does that can: tests/interfaces/server/test_vllm_fields.py
+        ("suffix", {}, "x"),
+        # refused here; what comes of vectors: tests/interfaces/server/test_prompt_embeds.py
+        ("prompt_embeds", {}, "AAAA"),
         ("add_special_tokens", {}, False),
+        ("return_token_ids", {}, True),
+        ("return_tokens_as_token_ids", {"logprobs": 1}, True),
     ]),
     "ChatRequest": (CHAT, {"messages": [SEA], "max_tokens": 10, "temperature": 0}, [
         *GENERATION,
@@ -122,6 +156,7 @@ ROWS = {
         ("max_tokens", {}, 3),
         ("logprobs", {}, True),
         ("top_logprobs", {"logprobs": True}, 2),
+        ("logprob_token_ids", {"logprobs": True}, [300, 301]),
         ("tools", {}, TOOLS),
         ("tool_choice", {"tools": TOOLS, "max_tokens": 60}, "required"),
         ("parallel_tool_calls", {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, **NO_END}, False),
@@ -130,10 +165,14 @@ ROWS = {
         ("continue_final_message", {"messages": [SEA, {"role": "assistant", "content": "The"}]}, True),
         ("chat_template_kwargs", {}, {"mood": "calm"}),
         ("reasoning_effort", {}, "low"),
+        ("echo", {}, True),
+        ("return_token_ids", {}, True),
+        ("return_tokens_as_token_ids", {"logprobs": True}, True),
     ]),
     "ResponsesRequest": (RESPONSES, {"input": SEA["content"], "max_output_tokens": 10, "temperature": 0}, [
         *dialect("max_output_tokens", "stop"),
         ("input", {}, "x"),
+        ("enable_response_messages", {}, True),
         ("instructions", {}, "Be short."),
         ("previous_response_id", {}, "resp_none"),
         ("store", {}, False),
@@ -157,6 +196,61 @@ ROWS = {
         ("tool_choice", {"tools": [TOOL], "max_tokens": 60}, {"type": "any"}),
         ("thinking", {}, {"type": "enabled", "budget_tokens": 1024}),
         ("output_config", {}, {"effort": "low"}),
+        ("kv_transfer_params", {}, {"whose": "nobody's"}),
+    ]),
+    "OllamaChatRequest": ("/api/chat", {**OLLAMA, "messages": [SEA]}, [
+        *of_ollama(),
+        ("messages", {}, [{"role": "user", "content": "x"}]),
+        ("tools", {}, TOOLS),
+    ]),
+    "OllamaGenerateRequest": ("/api/generate", {**OLLAMA, "prompt": LONG}, [
+        *of_ollama(),
+        ("prompt", {}, "x"),
+        ("system", {}, "Be short."),
+        ("raw", {}, True),
+        # this model neither sees nor fills holes, and says so
+        ("images", {}, ["aGVsbG8="]),
+        ("suffix", {}, "the end"),
+    ]),
+    "OllamaEmbedRequest": ("/api/embed", {"model": "quire", "input": "dog"}, [
+        ("model", {}, "another"),
+        ("input", {}, "cat"),
+        ("dimensions", {}, 8),
+        ("keep_alive", {}, "soon"),
+    ]),
+    "OllamaEmbeddingsRequest": ("/api/embeddings", {"model": "quire", "prompt": "dog"}, [
+        ("model", {}, "another"),
+        ("prompt", {}, "cat"),
+        ("keep_alive", {}, "soon"),
+    ]),
+    "ShowRequest": ("/api/show", {"model": "quire"}, [("model", {}, "another"), ("name", {"model": None}, "quire")]),
+    "PullRequest": ("/api/pull", {"model": "quire"}, [("model", {}, "another"), ("name", {"model": None}, "quire")]),
+    "CompletionOfLlamaCpp": ("/completion", {"prompt": LONG, "n_predict": 10, "temperature": 0}, [
+        ("model", {}, "another"),
+        ("prompt", {}, "Another"),
+        ("stream", {}, True),
+        ("n_predict", {}, 3),
+        ("temperature", {**FREE_LLAMA, "temperature": 0}, 2.0),
+        ("top_k", FREE_LLAMA, 1),
+        ("top_p", FREE_LLAMA, 0.01),
+        ("min_p", FREE_LLAMA, 1.0),
+        ("seed", FREE_LLAMA, 2),
+        ("stop", GOES_ON_LLAMA, "e"),
+        ("repeat_penalty", GOES_ON_LLAMA, 2.0),
+        ("presence_penalty", GOES_ON_LLAMA, 2.0),
+        ("frequency_penalty", GOES_ON_LLAMA, 2.0),
+        ("ignore_eos", {"logit_bias": [[5, 100]]}, True),
+        ("logit_bias", {}, [[300, 100]]),
+        ("grammar", {}, 'root ::= "a"'),
+        ("json_schema", {}, {"enum": ["a"]}),
+        ("n_probs", {}, 1),
+        ("return_tokens", {}, True),
+        ("timings_per_token", {"stream": True}, True),
+    ]),
+    "TemplateRequest": ("/apply-template", {"messages": [SEA]}, [
+        ("messages", {}, [SEA, SEA]),
+        ("tools", {}, TOOLS),
+        ("chat_template_kwargs", {}, {"mood": "calm"}),
     ]),
     "CountTokensRequest": (f"{MESSAGES}/count_tokens", {"messages": [SEA]}, [
         ("model", {}, "another"),
@@ -171,15 +265,34 @@ ROWS = {
     "StreamOptions": (CHAT, {"messages": [SEA], "max_tokens": 4, "stream": True}, [
         ("include_usage", {"in": "stream_options"}, True),
         ("include_obfuscation", {"in": "stream_options"}, True),
+        ("continuous_usage_stats", {"in": "stream_options", "stream_options": {"include_usage": True}}, True),
     ]),
     "EmbeddingRequest": ("/v1/embeddings", {"input": "dog"}, [
         ("model", {}, "another"),
         ("input", {}, "cat"),
         ("encoding_format", {}, "base64"),
+        ("messages", {}, [SEA]),
+        ("add_generation_prompt", {"input": None, "messages": [SEA]}, True),
+        ("continue_final_message", {"input": None, "messages": [SEA]}, True),
+        ("chat_template_kwargs", {"input": None, "messages": [SEA]}, {"mood": "calm"}),
+        ("embed_dtype", {"encoding_format": "base64"}, "float16"),
+        ("endianness", {"encoding_format": "base64"}, "big"),
+        ("truncate_prompt_tokens", {"input": LONG}, 4),
+        ("truncation_side", {"input": LONG, "truncate_prompt_tokens": 4}, "left"),
         ("dimensions", {}, 8),
         ("normalize", {}, False),
+        ("padding", {}, "max_length"),
         ("use_activation", {}, False),
         ("pooling", {}, "mean"),
+        ("add_special_tokens", {}, False),
+    ]),
+    "PoolingRequest": ("/pooling", {"input": "dog"}, [
+        ("model", {}, "another"),
+        ("input", {}, "cat"),
+        ("task", {}, "classify"),
+        ("encoding_format", {}, "base64"),
+        ("dimensions", {}, 8),
+        ("normalize", {}, False),
         ("add_special_tokens", {}, False),
     ]),
     "TokenizeRequest": ("/tokenize", {"prompt": "dog"}, [
@@ -213,6 +326,7 @@ NOT_COUNTED = {
     "frequency_penalty": 1.0, "repetition_penalty": 1.5, "min_tokens": 1, "ignore_eos": True, "priority": 1,
     "cache_salt": "mine", "thinking_token_budget": 5,
 }  # fmt: skip
+RANKINGS = "interfaces/server/test_pooling_endpoints.py"
 # What cannot be seen in one answer, and the test that sees it.
 ELSEWHERE = {
     (
@@ -224,6 +338,24 @@ ELSEWHERE = {
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
+    **{
+        ("RerankRequest", name): f"{RANKINGS}::test_documents_are_ranked_as_transformers_would"
+        for name in ("query", "documents", "model", "top_n", "return_documents", "use_activation")
+    },
+    **{
+        ("ScoreRequest", name): f"{RANKINGS}::test_documents_are_ranked_as_transformers_would"
+        for name in ("text_1", "text_2", "model", "use_activation")
+    },
+    **{
+        ("ClassifyRequest", name): f"{RANKINGS}::test_labels_and_their_probabilities"
+        for name in ("input", "model", "use_activation", "add_special_tokens")
+    },
+    ("PoolingRequest", "use_activation"): f"{RANKINGS}::test_labels_and_their_probabilities",
+    **{
+        (kind, name): f"{RANKINGS}::test_what_reaches_the_engine"
+        for kind in ("RerankRequest", "ScoreRequest", "ClassifyRequest", "PoolingRequest")
+        for name in ("priority", "cache_salt")
+    },
     ("ChatRequest", "include_reasoning"): "interfaces/server/test_chat_tools.py::test_thoughts_are_left_out",
     ("ChatRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("PinPrefixRequest", "cache_salt"): "interfaces/server/test_admin.py::test_three_forms_and_a_salt",
@@ -250,6 +382,10 @@ ELSEWHERE = {
         "UnloadAdapterRequest",
         "lora_name",
     ): "interfaces/server/test_adapters.py::test_an_adapter_is_loaded_listed_used_and_unloaded",
+    **{
+        ("InfillRequest", name): "interfaces/server/test_llama_cpp.py::test_a_hole_is_filled_by_a_model_that_can"
+        for name in ("input_prefix", "input_suffix", "input_extra", "prompt")
+    },
     ("RewindRequest", "num_turns"): "interfaces/server/test_sessions.py::test_rewinding",
     ("RewindRequest", "num_tokens"): "interfaces/server/test_sessions.py::test_a_text_is_rewound_to_any_token",
 }
@@ -291,6 +427,7 @@ def http(tmp_path_factory):
     )
     storage = f"sqlite:///{tmp_path_factory.mktemp('storage') / 'stored.db'}"
     command = ["-m", "quire.interfaces.cli", "serve", str(folder), "--port", "0", "--storage-url", storage]
+    command += ["--served-model-name", "quire"]
     with ServerProcess(command) as server, httpx.Client(base_url=server.wait_ready(300), timeout=60) as http:
         yield http
 
@@ -308,7 +445,7 @@ def answer_to(http, path, body) -> str:
     else:
         response = http.post(path, json=body)
     assert response.status_code < 500, response.text
-    told = re.sub(r'"(\w*id|created|\w+_at|obfuscation)":("[^"]*"|\d+)', r'"\1":0', response.text)
+    told = re.sub(rf'"({NEW_EACH_TIME})":("[^"]*"|[\d.e+-]+)', r'"\1":0', response.text)
     return f"{response.status_code} {told}"
 
 
@@ -324,7 +461,9 @@ def with_words(http, value):
 @pytest.mark.parametrize("path, body, name, value", list(rows()))
 def test_a_field_changes_something(http, path, body, name, value):
     where = body.pop("in", None)
-    changed = {**body, where: {name: value}} if where else {**body, name: with_words(http, value)}
+    changed = (
+        {**body, where: {**body.get(where, {}), name: value}} if where else {**body, name: with_words(http, value)}
+    )
     plain, other = answer_to(http, path, dict(body)), answer_to(http, path, changed)
     assert plain != other
     # and what makes the difference is no mistake in the row
@@ -338,6 +477,8 @@ def test_every_field_of_every_request_has_a_row():
     assert set(StreamedCompletionRequest.__struct_fields__) == {
         name for kind, name in covered if kind == "CompletionRequest"
     }
+    # what it shares with /completion, by the same code
+    covered |= {("InfillRequest", name) for name in LlamaCppFields.__struct_fields__}
     wanted = {(kind, name) for kind, request in request_types().items() for name in request.__struct_fields__}
     assert wanted - covered == set()
     assert covered - wanted == set()
@@ -373,5 +514,7 @@ def test_a_test_elsewhere_is_there(test):
 def test_an_ignored_field_changes_nothing(http, name):
     """Else it would be no ignored one."""
     body = {"messages": [SEA], "max_tokens": 6, "temperature": 0}
+    # why a prompt is not in the cache is said of the first one only
+    answer_to(http, CHAT, dict(body))
     plain = re.sub(r'"cached_tokens":\d+', "", answer_to(http, CHAT, dict(body)))
     assert plain == re.sub(r'"cached_tokens":\d+', "", answer_to(http, CHAT, {**body, name: "low"}))

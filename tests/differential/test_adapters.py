@@ -34,6 +34,8 @@ WAYS = {
     "ahead": {"async_scheduling": True},
     "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
     "one slot": {"max_loras": 1},
+    "one in memory": {"max_loras": 1, "max_cpu_loras": 1},
+    "three in memory, ahead": {"max_loras": 2, "max_cpu_loras": 3, "async_scheduling": True},
     "two slots ahead": {"max_loras": 2, "async_scheduling": True, "max_num_batched_tokens": 24},
     "preempted": {"num_gpu_blocks_override": 40, "block_size": 4, "preemption_mode": "recompute", "max_loras": 3},
     "swapped": {"num_gpu_blocks_override": 40, "block_size": 4, "preemption_mode": "swap", "max_loras": 3},
@@ -107,10 +109,12 @@ def test_other_models(tmp_path, name):
 
 
 def with_ranks(base, adapter, num_ranks):
-    """Tokens of the first prompt with an adapter, of the second without, of the second and third with it."""
-    request = LoRARequest("a", 1, str(adapter))
-    with engine(base, tensor_parallel_size=num_ranks, kv_cache_memory_bytes=16 << 20) as llm:
-        return run(llm, [(0, request), (1, None), (1, request), (2, request)])
+    """Tokens of the first prompt with an adapter, of the second without, of the second and third with it. It has two
+    names, of which one is in memory at a time."""
+    one, other = (LoRARequest(name, 1, str(adapter)) for name in "ab")
+    memory = {"kv_cache_memory_bytes": 16 << 20, "max_loras": 1, "max_cpu_loras": 1}
+    with engine(base, tensor_parallel_size=num_ranks, **memory) as llm:
+        return run(llm, [(0, one), (1, None), (1, other), (2, one)])
 
 
 # with the layers whose outputs, and whose inputs, are shared out; more workers than heads of keys
@@ -251,6 +255,32 @@ def test_another_version_finds_no_old_blocks(house):
         assert_same_tokens(output.outputs[0].token_ids, references[2][1], "second version")
         with pytest.raises(RequestError, match="was loaded from"):
             run(llm, [(1, first)])
+
+
+def test_a_rollback_gives_the_old_bits_back_and_others_keep_their_blocks(house):
+    base, requests, _ = house
+    greedy = GREEDY.replace(logprobs=2)
+    with engine(base, block_size=4) as llm:
+
+        def answer(request):
+            (output,) = llm.generate({"prompt_token_ids": PROMPTS[1]}, greedy, lora_request=request, use_tqdm=False)
+            return output.num_cached_tokens, output.outputs[0].token_ids, output.outputs[0].logprobs
+
+        def version(number):
+            llm.load_adapter("sql", requests[number].lora_path, in_place=True)
+            return answer(dataclasses.replace(requests[number], lora_name="sql"))
+
+        of_model, of_other = answer(None), answer(requests[1])
+        first = version(0)
+        second = version(2)
+        again = version(0)
+        # computed, or found among the blocks of the same version: the same bits
+        assert again[1:] == first[1:] != second[1:]
+        assert (first[0], second[0]) == (0, 0)
+        for request, before in ((None, of_model), (requests[1], of_other)):
+            num_cached, *after = answer(request)
+            assert num_cached > 0
+            assert tuple(after) == before[1:]
 
 
 def test_the_prefix_cache_is_used_within_an_adapter_and_not_between(house):

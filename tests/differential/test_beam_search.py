@@ -34,6 +34,20 @@ GRID = [
     for penalty, early, width in itertools.product((1.0, 0.0, 2.0, -1.0), (False, True, "never"), (4, 2, 6))
 ]
 AMPLE: dict[str, Any] = {"block_size": 8, "num_gpu_blocks_override": 4000, "max_model_len": 128, "max_num_seqs": 64}
+REPETITION = [
+    BeamSettings(width, MAX_TOKENS, EOS_IDS, early_stopping=early, repetition_penalty=strength)
+    for strength, early, width in itertools.product((1.3, 0.8, 2.0), (False, True, "never"), (4, 2))
+]
+PENALISED = [
+    BeamSettings(4, MAX_TOKENS, EOS_IDS, frequency_penalty=0.5),
+    BeamSettings(3, MAX_TOKENS, presence_penalty=-0.5, repetition_penalty=1.2),
+    BeamSettings(4, MAX_TOKENS, frequency_penalty=0.7, presence_penalty=0.3, temperature=1.5),
+    # so few stop tokens that a beam may have less than that many continuations
+    *(BeamSettings(4, MAX_TOKENS, top_p=share) for share in (0.02, 0.1, 0.5)),
+    *(BeamSettings(4, MAX_TOKENS, top_k=count, stop_token_ids=(5,)) for count in (1, 2, 3)),
+    BeamSettings(4, MAX_TOKENS, top_p=0.05, top_k=30, repetition_penalty=1.5, stop_token_ids=(9,)),
+    BeamSettings(4, MAX_TOKENS, top_p=0.3, num_groups=2, diversity_penalty=0.7, frequency_penalty=0.4),
+]
 SETTINGS = {
     "ample memory": {},
     "blocks of 1": {"block_size": 1},
@@ -125,6 +139,7 @@ def transformers_beams(subject: Subject, number: int, settings: BeamSettings) ->
         pad_token_id=0,
         length_penalty=settings.length_penalty,
         early_stopping=settings.early_stopping,
+        repetition_penalty=settings.repetition_penalty,
         return_dict_in_generate=True,
         output_scores=True,
     )
@@ -133,7 +148,11 @@ def transformers_beams(subject: Subject, number: int, settings: BeamSettings) ->
     return [row[:end] for row, end in zip(rows, ends, strict=True)], output.sequences_scores.tolist()
 
 
-@pytest.mark.parametrize("grid", [GRID[::2], pytest.param(GRID, marks=pytest.mark.nightly)], ids=["half", "whole"])
+@pytest.mark.parametrize(
+    "grid",
+    [[*GRID[::2], *REPETITION[::4]], pytest.param([*GRID, *REPETITION], marks=pytest.mark.nightly)],
+    ids=["half", "whole"],
+)
 def test_reference_and_engine_equal_transformers(subject: Subject, grid: list[BeamSettings]) -> None:
     """`generate(num_beams=...)` itself: the brute-force search is only as good as this."""
     core = subject.core()
@@ -185,6 +204,42 @@ def test_beams_equal_the_reference(subject: Subject, setting: str) -> None:
     check(subject, core, GRID[::2] if setting in {"blocks of 1", "budget of 7", "few rows"} else GRID)
     assert core.statistics()["num_preemptions_total"] == 0
     core.shutdown()
+
+
+@pytest.mark.parametrize("memory", ["ample", "scarce"])
+def test_penalties_and_nuclei_equal_the_reference(subject_of: Callable[[str], Subject], memory: str) -> None:
+    subject = subject_of("llama")
+    core = subject.core(**(SCARCE if memory == "scarce" else {"enable_prefix_caching": False}))
+    check(subject, core, [*PENALISED, *REPETITION[::4]])
+    assert (core.statistics()["num_preemptions_total"] > 0) == (memory == "scarce")
+    core.shutdown()
+
+
+def test_what_is_drawn_follows_from_the_seed(subject_of: Callable[[str], Subject]) -> None:
+    """Alone or among others, preempted or not; another seed draws something else."""
+    subject = subject_of("llama")
+
+    def requests(seed: int) -> list[EngineRequest]:
+        drawing = [replace(one, temperature=2.0) for one in GRID[:6]]
+        made = [beam_request(number, subject.prompt(number), one) for number, one in enumerate(drawing)]
+        for request in made:
+            request.seed = seed
+            assert request.decoding is not None
+            request.decoding.args["do_sample"] = True
+        return made
+
+    def drawn(seed: int, *, alone: bool = False, **options: Any) -> list[list[list[int]]]:
+        core = subject.core(**options)
+        asked = requests(seed)
+        parts = [[one] for one in asked] if alone else [asked]
+        results = {number: found for part in parts for number, found in run_requests(core, part).items()}
+        core.shutdown()
+        return [[beam.tokens for beam in results[number]] for number in sorted(results)]
+
+    expected = drawn(5, alone=True)
+    assert drawn(5) == expected
+    assert drawn(5, **SCARCE, preemption_mode="recompute") == expected
+    assert drawn(6) != expected
 
 
 @pytest.mark.parametrize(

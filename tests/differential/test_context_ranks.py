@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
-from tests.support.rank_runs import NUM_TOKENS, prompts, ways
+from tests.support.rank_runs import NUM_TOKENS, make_draft, prompts, ways
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
@@ -68,15 +67,6 @@ DRAFTS = {"twin": ("llama", "swapped"), "eagle3": ("llama", "chunks")}
 BY_NIGHT = {"small": ("gpt_oss", "preempted"), "eagle": ("llama", "ahead"), "windowed": ("qwen2_window", "chunks")}
 
 
-def make_draft(path, kind, target):
-    if kind == "small":
-        return make_checkpoint(path, "qwen3", seed=5, num_hidden_layers=1, hidden_size=32)
-    if kind == "windowed":
-        return make_checkpoint(path, "qwen2_window", seed=5)
-    make_head = {"eagle": make_eagle_head, "eagle3": make_eagle3_head}
-    return make_head[kind](path, target) if kind in make_head else target
-
-
 @pytest.mark.parametrize(
     ("kind", "family", "way"),
     [
@@ -85,14 +75,10 @@ def make_draft(path, kind, target):
     ],
 )
 def test_a_model_that_drafts_shares_what_it_keeps_of_a_sequence(tmp_path, monkeypatch, kind, family, way):
-    free = ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token")
-    costs = {"seconds_per_step": 1.0, **dict.fromkeys(free, 0.0)}
     # a step costs a second, a draft nothing: every row gets as many as it may have
-    monkeypatch.setattr("quire.engine_core.launch.SpeculationCosts", lambda **_: SpeculationCosts(**costs))
+    monkeypatch.setattr("quire.engine_core.launch.SpeculationCosts", lambda **_: SpeculationCosts())
     target = make_checkpoint(tmp_path / "target", family)
-    draft = make_draft(tmp_path / "draft", kind, target)
-    method = "eagle" if kind.startswith("eagle") else "draft_model"
-    drafting = {"speculative_config": {"method": method, "model": str(draft), "num_speculative_tokens": 3}}
+    drafting = {"speculative_config": make_draft(tmp_path / "draft", kind, target)}
     options = {**WAYS[way], "kv_cache_memory_bytes": 16 << 20}
     if "num_gpu_blocks_override" in options:
         options["num_gpu_blocks_override"] = 80

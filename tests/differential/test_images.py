@@ -32,7 +32,7 @@ WAYS = {
     },
     "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
     LIBRARY: {"model_impl": "transformers"},
-    "an image a step": {"max_num_encoder_tokens": 1},
+    "an image a step": {"max_num_encoder_tokens": 8},
     RANKS: {"context_parallel_size": 2, "block_size": 4, "kv_cache_memory_bytes": 16 << 20},
     STAGES: {"pipeline_parallel_size": 2, "block_size": 4, "max_num_batched_tokens": 9, "num_gpu_blocks_override": 200},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,21 @@ import httpx2
 import msgspec
 import pytest
 from tests.support import kv_servers
-from tests.support.kv_servers import KVServer
+from tests.support.kv_servers import SERVERS
 from tests.support.server_process import ServerProcess
 from tests.support.token_engine import TokenEngine
 
-from quire import LLM, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.errors import OptionError
+from quire.interfaces.handles import PINNED
 from quire.kv_connectors.tiered.guard import GuardedStore
+from quire.kv_connectors.tiered.host import HostTier
 from quire.messages import KVTransfer, Tenancy
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 BLOCK_SIZE = 4
+TEXT = "A text that many prompts begin with, and that is kept."
 PROMPTS = [[(7 * length + 3 * place * place) % 250 + 5 for place in range(length)] for length in (30, 1, 4, 17, 48)]
 COMMON: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 SAMPLINGS = [
@@ -84,13 +89,6 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
-    "valkey": kv_servers.valkey,
-    "seaweed": kv_servers.seaweed,
-    "mooncake": kv_servers.mooncake,
-}
-
-
 @pytest.fixture(params=["files", *SERVERS])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "files":
@@ -103,13 +101,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(params=["files", *SERVERS, "nixl"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Of one engine, and of another one that finds what the first one keeps."""
-    if request.param == "nixl":
-        yield kv_servers.nixl_peers()
-    elif request.param == "files":
-        yield (f"file://{tmp_path / 'blocks'}",) * 2
-    else:
-        with SERVERS[request.param](tmp_path) as server:
-            yield server.address, server.address
+    with kv_servers.two_addresses(request.param, tmp_path) as addresses:
+        yield addresses
 
 
 # ---- what outlives an engine
@@ -162,6 +155,19 @@ def test_what_one_computes_another_goes_on_with(
 
 def one_token(sampling: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(sampling, max_tokens=1)
+
+
+def test_several_outputs_wait_for_no_block_that_nobody_writes(
+    path: Path, tmp_path: Path, open_engine: Callable[..., Engine]
+) -> None:
+    """They begin at the prompt's last token, which is computed here; the block before it has no name elsewhere."""
+    first, second = (open_engine(path, f"file://{tmp_path}") for _ in range(2))
+    first.run(PROMPTS, list(map(one_token, SAMPLINGS)), [KVTransfer(store="any") for _ in PROMPTS])
+    flush(first)
+    transfers = [KVTransfer(fetch="any", num_fetch_tokens=len(prompt)) for prompt in PROMPTS]
+    second.run(PROMPTS, [one.replace(n=2) for one in SAMPLINGS], transfers)
+    assert second.number("fetched_tokens_total") == num_full(PROMPTS)
+    assert second.number("kv_tiers_late_total") == 0
 
 
 def test_a_conversation_of_50_turns_survives_a_kill_and_a_small_pool(
@@ -226,6 +232,79 @@ def _num_waiting_bytes(url: str) -> float:
     lines = httpx2.get(f"{url}/metrics").text.splitlines()
     (line,) = [one for one in lines if one.startswith("quire:kv_tiers_waiting_bytes")]
     return float(line.rpartition(" ")[2])
+
+
+RANKS = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2},
+    pytest.param({"context_parallel_size": 2}, marks=pytest.mark.nightly),
+    pytest.param({"tensor_parallel_size": 2, "context_parallel_size": 2}, marks=pytest.mark.nightly),
+    pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.nightly),
+    pytest.param({"pipeline_parallel_size": 2, "async_scheduling": True}, marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
+def test_ranks_that_share_a_model_share_its_blocks(
+    path: Path, tmp_path: Path, open_engine: Callable[..., Engine], ranks: dict[str, int]
+) -> None:
+    store = f"file://{tmp_path}"
+    plain = open_engine(path, **ranks)
+    expected = plain.run(PROMPTS, SAMPLINGS)
+    plain.close()
+    for num_fetched in (0, num_full(PROMPTS)):
+        engine = open_engine(path, store, **ranks)
+        assert engine.run(PROMPTS, SAMPLINGS) == expected
+        assert engine.number("fetched_tokens_total") == num_fetched
+        engine.close()
+    # each block has as many parts as there were ranks
+    alone = open_engine(path, store)
+    alone.run(PROMPTS, SAMPLINGS)
+    assert alone.number("fetched_tokens_total") == 0
+    alone.close()
+    for file in (one for one in tmp_path.rglob("*") if one.is_file()):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1  # of the part of the last rank
+        file.write_bytes(content)
+    engine = open_engine(path, store, **ranks)
+    assert engine.run(PROMPTS, SAMPLINGS) == expected
+    assert engine.number("fetched_tokens_total") == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("family", "sizes"), [("llama", {"num_hidden_layers": 4}), ("gpt_oss", {})], ids=str)
+def test_a_stage_in_the_middle_hands_on_what_it_does_not_keep(
+    tmp_path: Path, open_engine: Callable[..., Engine], family: str, sizes: dict[str, int]
+) -> None:
+    path = make_checkpoint(tmp_path / "model", family, **sizes)
+    alone = open_engine(path, num_gpu_blocks_override=400)
+    expected = alone.run(PROMPTS, SAMPLINGS)
+    for is_second in (False, True):
+        stages = {"pipeline_parallel_size": 3, "num_gpu_blocks_override": 400}
+        engine = open_engine(path, f"file://{tmp_path / 'store'}", **stages)
+        assert engine.run(PROMPTS, SAMPLINGS) == expected
+        assert (engine.number("fetched_tokens_total") > 0) is is_second
+        engine.close()
+
+
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_blocks_that_cannot_be_loaded_fail_one_request_on_all_ranks(
+    path: Path,
+    tmp_path: Path,
+    open_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: dict[str, int],
+) -> None:
+    store = f"file://{tmp_path}"
+    first = open_engine(path, store, **ranks)
+    expected = first.run(PROMPTS[:1], SAMPLINGS[:1])
+    first.close()
+    second = open_engine(path, store, **ranks)
+    with monkeypatch.context() as patched:
+        patched.delattr(HostTier, "take")
+        with pytest.raises(AssertionError, match="could not be fetched"):
+            second.run(PROMPTS[:1], SAMPLINGS[:1])
+    assert second.run(PROMPTS[:1], SAMPLINGS[:1]) == expected
 
 
 def flush(engine: Engine) -> None:
@@ -386,6 +465,61 @@ def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expect
             assert [one.num_cached_tokens for one in outputs] == ([28, 0] if is_second else [0, 0])
 
 
+@pytest.mark.nightly
+def test_sessions_and_pinned_prefixes_move_to_another_copy_through_the_stores(path: Path, tmp_path: Path) -> None:
+    """The copy that kept them is killed: the other one, and the one in its place, read what it has written."""
+    options = {**OPTIONS, "kv_connector": "tiered", "data_parallel_size": 2}
+    args = {"stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
+    greedy = SAMPLINGS[0]
+    prompt, more = PROMPTS[4], [50, 51, 52]
+
+    async def until_written(engine: AsyncLLM) -> None:
+        while (await engine.statistics())["kv_tiers_waiting_bytes"]:
+            await asyncio.sleep(0.01)
+
+    async def main() -> list[list[int]]:
+        async with AsyncLLM(str(path), kv_connector_args=args, **options) as engine:
+            await engine.pin_prefix(TEXT, "kept")
+            async with await engine.open_session() as session:
+                first = await session.generate({"prompt_token_ids": prompt}, greedy)
+                await until_written(engine)
+                lost = await killed(engine, session.handle)
+                second = await session.generate({"prompt_token_ids": more}, greedy)
+                num_before = len(prompt) + len(first.outputs[0].token_ids)
+                assert second.num_cached_tokens >= (num_before - 1) // BLOCK_SIZE * BLOCK_SIZE
+            await engine.restart_replica(lost)
+            await until_written(engine)
+            before = [await num_fetched(engine, number) for number in range(2)]
+            lost = await killed(engine, f"{PINNED}kept")
+            before[lost] = 0
+            await engine.restart_replica(lost)
+            holder = await keeper(engine, f"{PINNED}kept")
+            assert await num_fetched(engine, holder) - before[holder] >= 40
+            return [first.outputs[0].token_ids, second.outputs[0].token_ids]
+
+    async def keeper(engine: AsyncLLM, handle: str) -> int:
+        for number in range(2):
+            if any(one["handle"] == handle for one in await engine.control(f"replica.{number}.list_kept")):
+                return number
+        raise AssertionError("nobody keeps it")
+
+    async def num_fetched(engine: AsyncLLM, number: int) -> int:
+        return int((await engine.control(f"replica.{number}.statistics"))["fetched_tokens_total"])
+
+    async def killed(engine: AsyncLLM, handle: str) -> int:
+        number = await keeper(engine, handle)
+        os.kill(engine.processes[number].pid, signal.SIGKILL)
+        while not engine.take_losses():
+            await asyncio.sleep(0.01)
+        return number
+
+    first, second = asyncio.run(main())
+    with LLM(str(path), **OPTIONS) as llm:
+        (one,) = llm.generate([{"prompt_token_ids": prompt}], greedy)
+        (other,) = llm.generate([{"prompt_token_ids": [*prompt, *first, *more]}], greedy)
+    assert [one.outputs[0].token_ids, other.outputs[0].token_ids] == [first, second]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -393,7 +527,6 @@ def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expect
         ({"kv_store": "tape:///tmp/x"}, "must begin with one of"),
         ({"kv_store": "host", "kv_connector": "memory"}, "one of the two"),
         ({"kv_store": "host", "enable_prefix_caching": False}, "enable_prefix_caching"),
-        ({"kv_store": "host", "tensor_parallel_size": 2}, "kv_store"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(
@@ -403,9 +536,6 @@ def test_what_cannot_be_combined_is_refused(
         open_engine(path, **options)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("mistral", "sliding window"), ("qwen3_next", "recurrent layers")])
-def test_models_whose_blocks_are_not_enough_are_refused(
-    tmp_path: Path, kind: str, reason: str, open_engine: Callable[..., Engine]
-) -> None:
-    with pytest.raises(OptionError, match=reason):
-        open_engine(make_checkpoint(tmp_path, kind), kv_store="host")
+def test_states_are_moved_between_two_halves_alone(tmp_path: Path, open_engine: Callable[..., Engine]) -> None:
+    with pytest.raises(OptionError, match=r"recurrent layers.* Give a role"):
+        open_engine(make_checkpoint(tmp_path, "qwen3_next"), kv_store="host")

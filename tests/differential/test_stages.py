@@ -2,15 +2,19 @@
 
 import pytest
 import torch
-from tests.support.rank_runs import NUM_TOKENS, prompts, ways
+from safetensors.torch import load_file, save_file
+from tests.support.rank_runs import NUM_TOKENS, make_draft, prompts, ways
 from tests.support.sampled import sampled
 from transformers import AutoModelForCausalLM
 
+from quire import LLM, LoRARequest, RequestError, SamplingParams
+from quire.engine_core.scheduler.speculation import SpeculationCosts
 from quire.errors import ModelError
 from quire.failpoints import arm
 from quire.messages import DecodingSpec, EngineRequest, split_sequence_id
-from quire.sampling_params import SamplingParams
 from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
+from quire.testing.tiny_adapters import TARGETS as USUAL_TARGETS
+from quire.testing.tiny_adapters import make_adapter, merged_checkpoint
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in the default run, a way each; the others by night
@@ -34,8 +38,8 @@ MORE_BLOCKS = {
 OPTIONS = {"pipeline_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20}
 
 
-def check(tmp_path, family, **options):
-    path = make_checkpoint(tmp_path, family)
+def check(path, family, **options):
+    """Of a checkpoint of that family; what the scheduler has counted."""
     if "num_gpu_blocks_override" in options:
         options["num_gpu_blocks_override"] = MORE_BLOCKS.get(family, options["num_gpu_blocks_override"])
     core = real_core(path, **{**OPTIONS, **options})
@@ -49,6 +53,7 @@ def check(tmp_path, family, **options):
     core.watch_steps(look)
     try:
         generated = generate_greedy(core, prompts(), NUM_TOKENS)
+        counts = core.scheduler.statistics()
     finally:
         core.shutdown()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -56,29 +61,118 @@ def check(tmp_path, family, **options):
         assert_same_tokens(ours, reference_generate(model, prompt, NUM_TOKENS), f"{family}, {options}")
     # the pipeline is filled
     assert max(num_under_way) >= 2
+    return counts
 
 
 @pytest.mark.parametrize(("way", "family"), SAMPLE.items(), ids=str)
 def test_tokens_are_those_of_transformers(tmp_path, family, way):
-    check(tmp_path, family, **WAYS[way])
+    check(make_checkpoint(tmp_path, family), family, **WAYS[way])
 
 
 def test_layers_that_are_shared_and_divided_at_once(tmp_path):
-    check(tmp_path, "llama", tensor_parallel_size=2)
+    check(make_checkpoint(tmp_path, "llama"), "llama", tensor_parallel_size=2)
+
+
+# what drafts, for which target; each in one way
+DRAFTS = {"twin": ("llama", "swapped"), "eagle3": ("llama", "ahead")}
+BY_NIGHT = {"eagle": ("llama", "chunks"), "small": ("gpt_oss", "preempted"), "windowed": ("qwen2_window", "chunks")}
+
+
+@pytest.mark.parametrize("num_tensor", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("kind", "family", "way"),
+    [
+        *((kind, *rest) for kind, rest in DRAFTS.items()),
+        *(pytest.param(kind, *rest, marks=pytest.mark.nightly) for kind, rest in BY_NIGHT.items()),
+    ],
+)
+def test_the_last_stage_drafts_for_all(tmp_path, monkeypatch, kind, family, way, num_tensor):
+    # a step costs a second, a draft nothing: every row gets as many as it may have
+    monkeypatch.setattr("quire.engine_core.launch.SpeculationCosts", lambda **_: SpeculationCosts())
+    target = make_checkpoint(tmp_path / "target", family)
+    options = {**WAYS[way], "speculative_config": make_draft(tmp_path / "draft", kind, target)}
+    if "num_gpu_blocks_override" in options:
+        options["num_gpu_blocks_override"] = 80
+    counts = check(target, family, tensor_parallel_size=num_tensor, **options)
+    assert counts["num_draft_tokens_total"] > 50
+    # a twin of the model is right nearly always: what it drafts is what the first stage computes
+    assert counts["num_accepted_draft_tokens_total"] > 0.8 * counts["num_draft_tokens_total"] or kind != "twin"
+
+
+def change_adapter(folder, change):
+    """`change`: of the tensors by name, in place."""
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file)
+
+
+# its experts take none
+TARGETS = {"qwen3_next": ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")}
+
+
+def drop_first_layer(weights):
+    for name in [name for name in weights if ".layers.0." in name]:
+        del weights[name]
+
+
+def break_last_layer(weights):
+    next(weight for name, weight in weights.items() if ".layers.1." in name)[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("family", "is_of_last_stage", "options"),
+    [
+        ("llama", False, {"max_loras": 1, "async_scheduling": True}),
+        ("llama", True, {}),
+        pytest.param("qwen3_next", False, {}, marks=pytest.mark.nightly),
+        pytest.param("qwen3", False, {"tensor_parallel_size": 2}, marks=pytest.mark.nightly),
+        pytest.param("llama", False, WAYS["drafts"], marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_each_stage_has_its_layers_of_an_adapter(tmp_path, family, is_of_last_stage, options):
+    base = make_checkpoint(tmp_path / "base", family)
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3, targets=TARGETS.get(family, USUAL_TARGETS))
+    if is_of_last_stage:
+        change_adapter(adapter, drop_first_layer)
+    merged = merged_checkpoint(tmp_path / "merged", base, adapter)
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    asked = [(prompt, request) for prompt in prompts() for request in (LoRARequest("a", 1, str(adapter)), None)]
+    with LLM(model=str(base), dtype="float32", enable_lora=True, **OPTIONS, **options) as llm:
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt, _ in asked], sampling, lora_request=[one for _, one in asked]
+        )
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        for name, path in {"adapter": merged, "base": base}.items()
+    }
+    for output, (prompt, request) in zip(outputs, asked, strict=True):
+        model = models["base" if request is None else "adapter"]
+        assert_same_tokens(output.outputs[0].token_ids, reference_generate(model, prompt, NUM_TOKENS), family)
+
+
+def test_an_adapter_that_is_broken_for_one_stage_is_refused_by_all(tmp_path):
+    base = make_checkpoint(tmp_path / "base", "llama")
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3)
+    change_adapter(adapter, break_last_layer)
+    llm = LLM(model=str(base), dtype="float32", enable_lora=True, **OPTIONS)
+    with llm, pytest.raises(RequestError, match="not finite"):
+        llm.load_adapter("a", str(adapter))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", [*SAMPLE.values(), *OTHERS])
 def test_tokens_of_every_family_in_every_way(tmp_path, family, way):
-    check(tmp_path, family, **WAYS[way])
+    check(make_checkpoint(tmp_path, family), family, **WAYS[way])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2", "qwen3_next"])
 @pytest.mark.parametrize("way", WAYS)
 def test_two_by_two_in_every_way(tmp_path, family, way):
-    check(tmp_path, family, tensor_parallel_size=2, **WAYS[way])
+    check(make_checkpoint(tmp_path, family), family, tensor_parallel_size=2, **WAYS[way])
 
 
 def answers(path, requests, **options):

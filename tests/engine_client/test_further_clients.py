@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from quire.engine_client import AsyncEngineClient
 from quire.engine_client.attached_link import AttachedLink, endpoint_in
 from quire.engine_client.socket_link import SocketLink, fresh_folder
-from quire.engine_core.further_clients import parts_of
+from quire.engine_core.driver import CoreDriver
+from quire.engine_core.further_clients import FurtherClients, parts_of
 from quire.errors import EngineDeadError, EngineError
 from quire.messages import (
     AbortRequests,
+    CacheChanged,
     ControlCall,
     EngineOutputs,
+    EngineReady,
     EngineRequest,
     SequenceEnd,
     SequenceStart,
@@ -26,6 +30,7 @@ from quire.messages import (
     sequence_id_of,
 )
 from quire.sampling_params import SamplingParams
+from quire.testing.fake_core import FakeCore
 from quire.testing.fake_llm import fake_link
 
 
@@ -83,6 +88,27 @@ def test_each_hears_its_own():
                 client.close()
 
     asyncio.run(main())
+
+
+def test_one_that_comes_later_hears_what_the_cache_holds():
+    class FilledCore(FakeCore):
+        def held_in_cache(self):
+            return CacheChanged(stored=[3, 5])
+
+    context = zmq.Context()
+    clients = FurtherClients(context, zmq.Poller())
+    clients.serve(CoreDriver(FilledCore(vocab_size=300)))
+    folder = fresh_folder()
+    link = AttachedLink(folder)
+    clients.open(1, endpoint_in(folder))
+    messages = link.receive(10)
+    while len(messages) < 2:
+        messages += link.receive(10)
+    assert [type(message) for message in messages] == [EngineReady, CacheChanged]
+    assert messages[1].stored == [3, 5]
+    link.close()
+    clients.close()
+    context.term()
 
 
 def test_one_that_is_gone_has_its_requests_aborted_and_nobody_elses():

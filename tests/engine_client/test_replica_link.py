@@ -333,6 +333,20 @@ def test_one_that_dies_takes_along_only_what_had_begun():
     assert stage.ask()[1] == 1
 
 
+def test_a_request_that_kills_cores_does_not_kill_all():
+    stage = Stage(4)
+    request_id, first = stage.ask()
+    stage.links[first].die()
+    assert ends_in(stage.link.receive(0)) == {}
+    second = stage.holder_of(request_id)
+    stage.links[second].die()
+    [(lost, (reason, _))] = ends_in(stage.link.receive(0)).items()
+    assert (lost, reason) == (request_id, "error")
+    others = {0, 1, 2, 3} - {first, second}
+    assert len(others) == 2
+    assert not any(stage.links[number].of_kind(EngineRequest) for number in others)
+
+
 def test_extensions_go_along_to_another_one():
     stage = Stage()
     request_id, first = stage.ask(is_final=False)
@@ -494,6 +508,37 @@ def test_a_further_process_is_told_of_a_loss_and_of_the_successor():
     link.receive(0)
     link.send(EngineRequest(request_id=2, prompt_token_ids=[1], sampling=sampling))
     assert links[lost].of_kind(EngineRequest)
+
+
+def test_a_loss_and_its_successor_may_come_in_one_turn():
+    link, links = attached([0, 1])
+    link.receive(0)
+    dead = links[1]
+    link.send(
+        ControlCall(call_id=0, name="replicas.lose", args={"number": 1, "reason": "signal SIGKILL"}),
+        ControlCall(call_id=1, name="replicas.start", args={"number": 1}),
+    )
+    messages = [*link.receive(0), *link.receive(0)]
+    assert [(one.call_id, one.result) for one in messages if isinstance(one, ControlReply)] == [(0, True), (1, True)]
+    assert links[1] is not dead
+    link.send(ControlCall(call_id=2, name="replicas.serve", args={"number": 1}))
+    link.receive(0)
+    assert link.statistics().keys() >= {"replica_0_sequences", "replica_1_sequences"}
+
+
+def test_what_copies_hold_before_they_serve_counts():
+    """One process of several has begun anew: the cores say at once what their caches hold."""
+    link, links = attached([0, 1])
+    prompt = list(range(5, 70))
+    request = EngineRequest(request_id=9, prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=4))
+    names = list(map(public_name, ChainHasher(link._config.block_size, b"k" * 32).names_of(request)))
+    # whichever comes first, the other is not ready yet
+    for number in links:
+        links[number].coming.append(CacheChanged(stored=names if number == 1 else []))
+    link.receive(0)
+    for number in range(3):
+        link.send(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=4)))
+    assert {number: len(one.of_kind(EngineRequest)) for number, one in links.items()} == {0: 0, 1: 3}
 
 
 def test_a_further_process_that_has_none_left_hears_of_it():

@@ -96,6 +96,15 @@ def test_who_has_work_and_computes_nothing_stands_still_before_it_is_given_up():
     assert not judge.is_standing
 
 
+def test_what_a_process_did_a_while_ago_does_not_hide_that_it_stands_still():
+    judge = StallJudge(30.0)
+    # a thread beside the steps is busy for the first two seconds
+    looks = [
+        judge.look(0.25 * n, SERVING, 0, processor_seconds=min(0.25 * n, 2.0)) or judge.is_standing for n in range(17)
+    ]
+    assert looks == [False] * 14 + [True] * 3
+
+
 def test_a_slow_step_does_not_stand_still():
     assert not any(standing(StallJudge(30.0), 20.0, SERVING, 0.5))
     # other processes compute its tokens, and it waits for them

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from tests.support import kv_servers
-from tests.support.kv_servers import KVServer
+from tests.support.kv_servers import SERVERS
 
 from quire.errors import OptionError
 from quire.kv_connectors.tiered.stores import open_store
 from quire.kv_connectors.tiered.stores.store import Store
-
-SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
-    "valkey": kv_servers.valkey,
-    "seaweed": kv_servers.seaweed,
-    "mooncake": kv_servers.mooncake,
-}
 
 
 class ThroughAPeer:

@@ -12,6 +12,7 @@ from tests.support.shelf import Shelf
 
 from quire.errors import OptionError
 from quire.kv_connectors.connector import BlockLoad, BlockSpill, CacheLayout
+from quire.kv_connectors.tiered import namespace
 from quire.kv_connectors.tiered.breaker import Breaker
 from quire.kv_connectors.tiered.guard import GuardedStore
 from quire.kv_connectors.tiered.host import HostTier
@@ -250,6 +251,28 @@ def test_who_waits_waits_no_longer_than_computing_takes() -> None:
     gate.set()
 
 
+def test_what_never_comes_keeps_nobody_from_what_is_there() -> None:
+    """More requests than there are threads wait for blocks that somebody promised."""
+    shelf = Shelf()
+    guarded(shelf).put({NAMES[0]: block(1)})
+    # its time stands still
+    questions = Questions(tiers_of(guarded(shelf), rule="always"), Clock())
+    for number in range(1, 9):
+        assert questions.ask(number, [NAMES[number]], is_expected=True)
+    assert questions.ask(9, [NAMES[0]])
+    for _ in range(5_000):
+        questions.wait()
+        if arrived := questions.arrived():
+            break
+    assert arrived == [9]
+    guarded(shelf).put({NAMES[5]: block(1)})
+    while not (arrived := questions.arrived()):
+        questions.wait()
+    assert arrived == [5], "it is looked for on"
+    for number in range(1, 9):
+        questions.forget(number)
+
+
 def test_what_waits_to_be_written_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.kv_connectors.tiered.tiers._QUEUE_BYTES", 1000)
     shelf = Shelf()
@@ -318,19 +341,22 @@ def test_more_than_memory_holds_is_brought_as_far_as_it_goes() -> None:
 # ---- names
 
 
-def test_a_name_says_layout_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_says_layout_format_and_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     other = CacheLayout.of("other weights", "float32", 4, [["layer 0"]], [SPEC])
     names = {namespace_of(LAYOUT), namespace_of(other)}
     monkeypatch.setenv("QUIRE_KV_STORE_SECRET", "a secret")
     names.add(namespace_of(LAYOUT))
-    assert len(names) == 3
+    monkeypatch.setattr(namespace, "FORMAT", namespace.FORMAT + 1)
+    names.add(namespace_of(LAYOUT))
+    assert len(names) == 4
 
 
-def test_a_model_with_windows_is_refused() -> None:
-    window = LayerSpec(name="layer 0", num_kv_heads=2, key_dim=4, value_dim=4, bytes_per_element=4, sliding_window=8)
-    layout = CacheLayout.of("weights", "float32", 4, [["layer 0"]], [window])
-    with pytest.raises(OptionError, match="sliding window"):
+def test_a_state_is_kept_where_everything_is_moved() -> None:
+    state = LayerSpec(name="layer 0", num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=4, state_bytes=64)
+    layout = CacheLayout.of("weights", "float32", 4, [["layer 0"]], [state])
+    with pytest.raises(OptionError, match="recurrent layers"):
         TieredScheduler(layout, tiers_of())
+    TieredScheduler(layout, tiers_of(rule="always"))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +396,7 @@ def test_blocks_go_out_and_come_back() -> None:
         assert not tensor[1:4].any()
     tiers.host.put(NAMES[5], block(5, 7))
     source = tiers.host.lend(tiers.host.near([NAMES[5]]))
-    with pytest.raises(ValueError, match="other bytes"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         worker.load([BlockLoad(row=0, source=source, first_block=0, blocks=[[1]])])
     worker.close()
     assert open_tiers(settings) is not tiers, "it was closed"

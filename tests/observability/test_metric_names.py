@@ -33,6 +33,7 @@ def exposed(prefix: str = "quire:") -> dict[str, set[str]]:
     metrics = ServerMetrics(prefix)
     observer = metrics.observe_request(3, now=1.0, n=2, max_tokens=9)
     observer.started(1, now=1.5)
+    observer.interfered(0.5)
     observer.tokens(1, now=2.0)
     observer.tokens(1, now=3.0)
     observer.finished("stop", now=4.0)

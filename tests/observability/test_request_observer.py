@@ -68,3 +68,18 @@ def test_one_that_never_started_has_waited_only(heard):
     found = sums(metrics)
     assert found["request_inference_time_seconds"] == found["request_decode_time_seconds"] == 0
     assert metrics.request_queue_time.count == 0
+
+
+def test_interference_is_a_part_of_prefill():
+    metrics = ServerMetrics()
+    observer = metrics.observe_request(7, now=10.0)
+    observer.started(0, now=11.0)
+    observer.interfered(0.25)
+    observer.tokens(1, 15.0)
+    observer.tokens(1, 16.0)
+    observer.finished("stop", now=16.0)
+    assert sums(metrics)["request_interference_time_seconds"] == 1.0
+    unknown = metrics.observe_request(7, now=10.0)
+    unknown.started(0, now=11.0)
+    unknown.tokens(1, 15.0)
+    assert metrics.request_interference_time.count == 1

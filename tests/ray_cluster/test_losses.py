@@ -2,27 +2,27 @@
 
 import os
 import signal
-import time
 
 import pytest
-from tests.support.ray_servers import PROMPTS, far_ranks, serving
-from tests.support.streams import Client, answers, is_ready, until
+from tests.support.ray_servers import PROMPTS, concerned_by, far_ranks, serving
+from tests.support.streams import Client, ServedTime, answers, is_ready, until
 
 # from the loss on, or where a signal only stops a rank from the end of the step in flight
 LIMIT = 2.0
 STEP = 0.1
 
 
-def check_loss(url, what, expected, limit=LIMIT):
+def check_loss(server, url, what, expected, limit=LIMIT):
+    concerned = [os.getpid(), *concerned_by(server)]
     clients = [Client(url, prompt) for prompt in PROMPTS]
     until(lambda: all(client.said for client in clients), 60.0, "no token came")
-    began = time.monotonic()
+    served = ServedTime(concerned)
     what()
-    until(lambda: not is_ready(url), limit, "it says that it is ready")
+    until(lambda: not is_ready(url), limit, "it says that it is ready", concerned)
     for client, said in zip(clients, expected, strict=True):
         client.join(30)
         assert client.error is not None
-        assert client.ended_at - began < limit + 1
+        assert served.until(client.ended_at) < limit + 1
         length = min(len(client.said), len(said))
         assert client.said[:length] == said[:length], "a wrong token"
 
@@ -34,7 +34,7 @@ def test_a_machine_is_gone_and_comes_back(cluster, checkpoint, size):
         expected = answers(url, PROMPTS)
         before = far_ranks()
         assert len(before) == 1
-        check_loss(url, lambda: cluster.remove_node(cluster.second, allow_graceful=False), expected)
+        check_loss(server, url, lambda: cluster.remove_node(cluster.second, allow_graceful=False), expected)
         cluster.bring_back()
         until(lambda: is_ready(url), 120.0, "it did not serve again")
         assert answers(url, PROMPTS) == expected
@@ -48,7 +48,8 @@ def test_a_rank_on_another_machine_is_lost(cluster, checkpoint, number):
         url = server.wait_ready()
         expected = answers(url, PROMPTS)
         (rank,) = far_ranks()
-        check_loss(url, lambda: os.kill(rank, number), expected, LIMIT + (STEP if number == signal.SIGSTOP else 0))
+        limit = LIMIT + (STEP if number == signal.SIGSTOP else 0.0)
+        check_loss(server, url, lambda: os.kill(rank, number), expected, limit)
         until(lambda: is_ready(url), 120.0, "it did not serve again")
         assert answers(url, PROMPTS) == expected
     until(lambda: not far_ranks(), 10.0, "a rank outlived its server")

@@ -261,6 +261,11 @@ def test_what_is_refused_comes_with_what_is_allowed(part):
         prepare_messages([{"role": "user", "content": [part]}], dialect_of(""))
 
 
+def test_an_image_that_is_an_object_needs_a_model_that_sees_it():
+    with pytest.raises(RequestError, match="only to models that see them"):
+        render("x", [{"role": "user", "content": [{"type": "image", "image": object()}]}])
+
+
 def test_nesting_is_bounded():
     deep: object = "x"
     for _ in range(200):

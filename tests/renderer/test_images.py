@@ -224,3 +224,25 @@ def test_a_processor_whose_numbers_cannot_be(given: object, words: str, tmp_path
         ImageProcessor.find(tmp_path, {"model_type": "qwen2_5_vl", "image_token_id": 5})
     assert str(caught.value).startswith(str(tmp_path / "preprocessor_config.json"))
     assert "\n" not in str(caught.value)
+
+
+def test_no_image_has_more_tokens_than_a_step_encodes(tmp_path: Path):
+    """The model sees what its own processor makes of it with that many pixels."""
+    hf_config = {"model_type": "qwen2_5_vl", "image_token_id": 5}
+    sizes = {"min_pixels": 3136, "max_pixels": 12845056}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(sizes))
+    large, small = noise(900, 1400), noise(60, 120)
+    whole = ImageProcessor.find(tmp_path, hf_config)
+    bounded = ImageProcessor.find(tmp_path, hf_config, max_image_tokens=100)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**sizes, "max_pixels": 100 * 28 * 28}))
+    asked_for = ImageProcessor.find(tmp_path, hf_config)
+    least = ImageProcessor.find(tmp_path, hf_config, max_image_tokens=1)
+
+    def media(processor, image):
+        return processor.expand([5], [(image, "image")], None)[1][0]
+
+    assert media(whole, large).length == 1600
+    assert 90 < media(bounded, large).length <= 100
+    assert media(bounded, large) == media(asked_for, large)
+    assert media(bounded, small) == media(whole, small)
+    assert media(least, large).length <= 4, "none is smaller than min_pixels"

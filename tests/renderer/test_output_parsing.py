@@ -103,6 +103,11 @@ NOISE = [
     "</｜DSML｜parameter>", "</｜DSML｜invoke>",
     "<|channel|>", "analysis", " to=functions.f", "<|message|>", "<|end|>", "<|call|>", "<|start|>",
     "\\u00e9", "\\ud800",
+    "<tool_calls>", "<longcat_tool_call>", "<|action_start|>", "<|plugin|>", "<|action_end|>", "<function_call>",
+    "functools", "```", "json", "<function_calls>", "<|tool_call_start|>", "<seed:tool_call>", "<seed:think>",
+    "<｜DSML｜tool_calls>", "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>",
+    '<steptml:invoke name="f">', "<|tool_call>", "call:f", '<|"|>', "<tool_call|>", "<|channel>thought\n", "<channel|>",
+    "Here is my thought process:", "Here is my response:",
 ]  # fmt: skip
 
 
@@ -128,10 +133,21 @@ ADVERSARIAL = [
     "<|tool_call|>[", "<|START_ACTION|>[{", '<minimax:tool_call><invoke name="f"><parameter name="city">',
     '<｜DSML｜function_calls><｜DSML｜invoke name="', "<|START_RESPONSE|>",
     "<|channel|>", "<|start|>assistant<|channel|>analysis<|message|>", "to=", "<think>", "</think", "1", "-", "é",
+    '<|tools_prefix|>[{"f": {"x": "', '<|function_call|>{"', '<function name="f"><param name="x">',
+    "<tool_calls>[", "functools", "<function_calls>f(", '<|tool_call>call:f{x:<|"|>', "<|tool_call>call:f{x:[",
+    "<start_function_call>", "<｜tool_calls_begin｜><｜tool_call_begin｜>", "<｜tool_call_begin｜>f<｜tool_sep｜>",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("formats", [*TOOL_FORMATS, "think", "openai openai_gptoss", "mistral hiding"])
+# read by the same functions as others
+ALIKE = (
+    "longcat", "granite-20b-fc", "phi4_mini_json", "internlm", "functiongemma", "deepseek_v4", "seed_oss", "olmo3",
+    "lfm2", "deepseek_v41", "dots", "gigachat3",
+)  # fmt: skip
+TIMED = [pytest.param(one, marks=pytest.mark.nightly) if one in ALIKE else one for one in TOOL_FORMATS]
+
+
+@pytest.mark.parametrize("formats", [*TIMED, "think", "openai openai_gptoss", "mistral hiding"])
 def test_time_is_linear(formats):
     """SEC-18: what makes a parser slow, long and in small pieces."""
 

@@ -343,9 +343,12 @@ def test_nothing_that_reads_requests_can_fetch() -> None:
 
 def test_one_module_fetches_what_requests_name() -> None:
     """Beside the command line's own client, which asks the servers that its user names, and the front of a deployment,
-    which asks the copies that it has started."""
+    which asks the copies that it has started. The hub is asked for models that an operator names, by its own client."""
     import quire
 
     root = Path(quire.__file__).parent
     files = [str(file.relative_to(root)) for file in sorted(root.rglob("*.py")) if "httpx2" in file.read_text("utf-8")]
-    assert [name for name in files if not name.startswith(OWN_CLIENTS)] == ["interfaces/media_fetch.py"]
+    assert [name for name in files if not name.startswith(OWN_CLIENTS)] == [
+        "config/model_source.py",
+        "interfaces/media_fetch.py",
+    ]

@@ -12,6 +12,7 @@ from quire.errors import ModelError, UserError
 from quire.renderer import Renderer
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.testing.tiny_encoders import make_encoder
 from quire.worker.model_loader import load_model
 
 SIZES = (
@@ -115,6 +116,18 @@ NUMBERS = {
     "n_groups": [0],
     "state_size": [0, 10**7],
     "full_attention_interval": [0, -1],
+    # layer by layer until memory ends, or a slope for each
+    "n_layers": [10**6, 0],
+    "n_heads": [10**9, 0],
+    "num_labels": [10**9, -1],
+    "type_vocab_size": [10**9, -1],
+    "mamba_d_conv": [0, 10**7],
+    "mamba_d_state": [0, 10**7],
+    "ssm_state_size": [10**7],
+    "mamba_expand": [0, 10**6],
+    "expand": [0, 10**6],
+    "attn_layer_period": [0],
+    "ffn_hidden_size": [2**40],
     "interleave_moe_layer_step": [0, -1],
     "attention_chunk_size": [0, -1],
     "floor_scale": [0, float("nan")],
@@ -148,6 +161,21 @@ def test_numbers_that_do_not_go_together(tmp_path, name, changes, words):
     path = make_checkpoint(tmp_path, name)
     change_config(path, **changes)
     with pytest.raises(ModelError, match=words):
+        load_model(worker_config(path))
+
+
+@pytest.mark.parametrize("kinds", [["mamba"] * 20_000, {"mamba": 1}, 5], ids=["many", "an object", "a number"])
+def test_layers_that_are_named_one_by_one_have_a_limit_too(tmp_path, kinds):
+    path = make_checkpoint(tmp_path, "nemotron_h")
+    change_config(path, layers_block_type=kinds)
+    with pytest.raises(ModelError, match=r"layers?_(block_type|types)=.* must be"):
+        load_model(worker_config(path))
+
+
+def test_positions_behind_a_padding_token_that_leaves_none_are_refused(tmp_path):
+    path = make_encoder(tmp_path, "roberta")
+    change_config(path, pad_token_id=10**9)
+    with pytest.raises(ModelError, match=r"pad_token_id=1000000000: .*leaves none"):
         load_model(worker_config(path))
 
 
@@ -293,4 +321,6 @@ def test_pickles_are_not_opened(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="pickle"):
         load_model(worker_config(folder))
+    with pytest.raises(UserError, match="cannot be read as tensors alone"):
+        load_model(worker_config(folder, load_format="pt"))
     assert not (tmp_path / "ran").exists()

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from quire.config.engine_options import EngineOptions
 from quire.interfaces.cli import program
+from quire.interfaces.compat.vllm_options import OPTIONS
+from quire.interfaces.deploy.route_options import RouteOptions
 from quire.interfaces.gateway import create_app
 from quire.interfaces.server.options import ServerOptions
 
@@ -36,8 +38,8 @@ SKIPPED = {
     ".ruff_cache",
 }
 CODE = {".py", ".sh", ".mjs", ".js", ".html", ".cpp", ".h", ".c"}
-# flags of docker and uv
-FLAGS_OF_OTHERS = {"--rm", "--torch-backend"}
+# flags of docker, of uv, and of vLLM, whose page tells them apart
+FLAGS_OF_OTHERS = {"--rm", "--torch-backend", *(option.flag for option in OPTIONS)}
 PLACEHOLDER = re.compile(r"<[^>]*>|\{[^}]*\}")
 
 
@@ -141,7 +143,7 @@ def test_commands():
 
 
 def test_flags():
-    declared = {field.name for options in (EngineOptions, ServerOptions) for field in fields(options)}
+    declared = {field.name for options in (EngineOptions, ServerOptions, RouteOptions) for field in fields(options)}
 
     def exists(flag: str) -> bool:
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")

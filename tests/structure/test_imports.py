@@ -21,10 +21,11 @@ SOURCE = Path(__file__).parents[2] / "src" / "quire"
 # Which modules belong to which room. The first pattern that fits decides; `*` also crosses dots, and the folder itself
 # belongs to its room.
 ROOMS = {
-    "front door": ("quire",),
+    "front door": ("quire", "quire.vllm"),
     "server": ("quire.interfaces.server",),
     "gateway": ("quire.interfaces.gateway",),
     "deploy": ("quire.interfaces.deploy",),
+    "compat": ("quire.interfaces.compat",),
     "command line": ("quire.interfaces.cli", "quire.__main__"),
     "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
@@ -43,7 +44,7 @@ ROOMS = {
     "kv_cache_manager": ("quire.engine_core.kv_cache_manager",),
     "engine_core": ("quire.engine_core",),
     "connector scheduler half": ("quire.kv_connectors.*.scheduler",),
-    "connector worker half": ("quire.kv_connectors.*.worker",),
+    "connector worker half": ("quire.kv_connectors.*.worker", "quire.kv_connectors.*.stage"),
     "kv_connectors": ("quire.kv_connectors",),
     "worker": ("quire.worker",),
     "modeling": ("quire.modeling",),
@@ -66,6 +67,8 @@ ROOMS = {
         "quire.lora_request",
         "quire.pooling_params",
         "quire.structured_outputs_params",
+        "quire.uniform_numbers",
+        "quire.watermark",
         "quire.parameter_checks",
     ),
     "config": ("quire.config",),
@@ -86,7 +89,7 @@ FLOORS = (
     ("front door",),
     ("command line",),
     ("deploy",),  # whole servers, as others see them
-    ("gateway",),
+    ("gateway", "compat"),
     ("server",),
     ("interfaces",),
     ("renderer", "engine_client", "simulation"),

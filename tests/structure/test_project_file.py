@@ -46,6 +46,7 @@ def test_files_and_folders():
     patterns = [
         *(path.strip("/") for path in hatch["build"]["targets"]["sdist"]["include"]),
         *hatch["build"]["targets"]["wheel"]["packages"],
+        hatch["build"]["targets"]["wheel"]["hooks"]["custom"]["path"],
         hatch["version"]["path"],
         PROJECT["readme"],
         *PROJECT["license-files"],

@@ -72,6 +72,20 @@ def dsml(text: str) -> str:
     return re.sub("<(/?)(?=function_calls|invoke|parameter)", r"<\1｜DSML｜", text)
 
 
+def seed(name: str, **values: str) -> str:
+    return coder(name, **values).replace("tool_call>", "seed:tool_call>")
+
+
+def step3(*calls: str) -> str:
+    calls = tuple(re.sub("<(/?)(?=invoke|parameter)", r"<\1steptml:", call) for call in calls)
+    inside = "".join(f"<｜tool_call_begin｜>function<｜tool_sep｜>{call}<｜tool_call_end｜>" for call in calls)
+    return f"<｜tool_calls_begin｜>{inside}<｜tool_calls_end｜>"
+
+
+def gemma(name: str, arguments: str) -> str:
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
 def harmony(*messages: str) -> str:
     return "<|start|>assistant".join(f"<|channel|>{message}" for message in messages)
 
@@ -303,6 +317,53 @@ SAMPLES: dict[str, dict[str, tuple[Any, ...]]] = {
             [("f", '{"city": "a b')],
         ),
     },
+    "dots": {
+        "plain": ("<dots_function",),
+        "one": ("Hm.\n" + minimax("weather", city="Paris").replace("minimax:tool", "dots_function"), "Hm.", [W]),
+        "kinds": (
+            minimax("f", **XML_TEXTS).replace("minimax:tool", "dots_function"),
+            "",
+            [("f", {**XML_VALUES, "city": '"\n\\'})],
+        ),
+    },
+    "minicpm5": {
+        "plain": ("A <function name is",),
+        "one": ('Hm.\n<function name="weather"><param name="city">Paris</param></function>', "Hm.", [W]),
+        "parallel": (
+            '<function name="weather">\n<param name="city">Paris</param>\n</function>\n<function name="f"></function>',
+            "",
+            [W, F],
+        ),
+        "mark as text": ('<function name="f"> is a tag',),
+        "ends in the arguments": ('<function name="f"><param name="city">a b', "", [("f", '{"city": "a b')]),
+    },
+    "deepseek_v41": {
+        "plain": ("<｜DSML｜ call",),
+        "one": (
+            'Hm.\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n'
+            '<｜DSML｜ parameter name="city" string="true">Paris</｜DSML｜ parameter>\n'
+            "</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+            "Hm.",
+            [W],
+        ),
+    },
+    "apertus": {
+        "plain": ("<|tools_pre",),
+        "one": ('Hm. <|tools_prefix|>[{"weather": {"city": "Paris"}}]<|tools_suffix|>', "Hm.", [W]),
+        "parallel": ('<|tools_prefix|>[{"weather": {"city": "Paris"}}, {"f": {}}]<|tools_suffix|>', "", [W, F]),
+        "wild": (f'<|tools_prefix|>[{{"f": {WILD_JSON}}}]<|tools_suffix|>', "", [WILD_CALL]),
+        "no arguments": ('<|tools_prefix|>[{"f": 3}]<|tools_suffix|>',),
+        "no name": ('<|tools_prefix|>[{"": {}}]<|tools_suffix|>',),
+        "empty": ("<|tools_prefix|>[]<|tools_suffix|>",),
+        "ends in the arguments": ('<|tools_prefix|>[{"f": {"x": "a', "", [("f", '{"x": "a')]),
+    },
+    "gigachat3": {
+        "plain": ("a function call",),
+        "one": (f"Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{W_JSON}", "Hm.", [W]),
+        "marked": (f"Hm.<|function_call|>{W_JSON}", "Hm.", [W]),
+        "alone": (f"function call<|role_sep|>\n{F_JSON}", "", [F]),
+        "no call": ("function call<|role_sep|>\nx",),
+    },
     "deepseek_v32": {
         "plain": ("<｜DSML｜func",),
         "one": (
@@ -356,6 +417,122 @@ SAMPLES: dict[str, dict[str, tuple[Any, ...]]] = {
         "no json": (harmony("commentary to=functions.f<|message|>oops<|end|>"), "oops<|end|>"),
         "ends in the thought": (harmony("analysis<|message|>Hm <|en"), "", [], "Hm <|en"),
         "ends in the header": (harmony("ana"),),
+    },
+    "jamba": {
+        "plain": ("<tool_calls",),
+        "one": (f"Hm. <tool_calls>[\n{W_JSON}\n]</tool_calls>", "Hm.", [W]),
+        "parallel": (f"<tool_calls>[{W_JSON}, {F_JSON}]</tool_calls> Ok", "Ok", [W, F]),
+        "wild": (f'<tool_calls>[{{"name": "f", "arguments": {WILD_JSON}}}]</tool_calls>', "", [WILD_CALL]),
+        "mark as text": ("Write <tool_calls> first.",),
+        "empty": ("<tool_calls>[]</tool_calls>",),
+    },
+    "longcat": {
+        "parallel": ("".join(f"<longcat_tool_call>{o}</longcat_tool_call>\n" for o in (W_JSON, F_JSON)), "", [W, F]),
+        "no json": ("<longcat_tool_call>x</longcat_tool_call>",),
+    },
+    "internlm": {
+        "plain": ("<|action_start|> x",),
+        "one": (f"Hm.\n<|action_start|><|plugin|>\n{W_JSON}<|action_end|>\n", "Hm.", [W]),
+        "parameters": ('<|action_start|><|plugin|>{"name": "f", "parameters": {}}', "", [F]),
+        "an interpreter": ("<|action_start|><|interpreter|>\nx = 1<|action_end|>",),
+    },
+    "granite-20b-fc": {
+        "parallel": (f"<function_call> {W_JSON} <function_call> {F_JSON}", "", [W, F]),
+        "mark as text": ("<function_call> and then",),
+    },
+    "phi4_mini_json": {
+        "plain": ("import functools\nfunctools.reduce",),
+        "parallel": (f"functools[{W_JSON}, {F_JSON}]", "", [W, F]),
+    },
+    "xlam": {
+        "plain": ("[1, 2]",),
+        "one": (f"[{W_JSON}]", "", [W]),
+        "fenced": (f"```json\n[{W_JSON}, {F_JSON}]\n```", "", [W, F]),
+        "other code": ("```python\nprint()\n```",),
+        "an answer in json": ('[{"name": "g", "arguments": {}}]',),
+        "marked": (f"Hm. <tool_call>[{F_JSON}]</tool_call>", "Hm.", [F]),
+        "marked otherwise": (f"[TOOL_CALLS][{F_JSON}]", "", [F]),
+    },
+    "olmo3": {
+        "plain": ("<function_calls",),
+        "parallel": ('Hm.\n<function_calls>\nweather(city="Paris")\nf()\n</function_calls>', "Hm.", [W, F]),
+        "wild": (f"<function_calls>{PYTHON.strip('[],')}</function_calls>", "", [("f", PYTHON_VALUES)]),
+        "not closed": ("<function_calls>f()", "", [F]),
+        "an unknown function": ("<function_calls>g()</function_calls>",),
+    },
+    "lfm2": {
+        "plain": ("<|tool_call_start|> [x]",),
+        "parallel": ('<|tool_call_start|>[weather(city="Paris"), f()]<|tool_call_end|>Ok', "Ok", [W, F]),
+        "wild": (f"<|tool_call_start|>{PYTHON}<|tool_call_end|>", "", [("f", PYTHON_VALUES)]),
+    },
+    "seed_oss": {
+        "one": (seed("weather", city="Paris"), "", [W]),
+        "kinds": (seed("f", **XML_TEXTS), "", [("f", XML_VALUES)]),
+        "other marks": ("<tool_call>\nx",),
+    },
+    "seed_oss reasoning:seed_oss": {"call": ("<seed:think>Hm</seed:think>" + seed("f"), "", [F], "Hm")},
+    "deepseek_v4": {
+        "parallel": (
+            "Hm.\n<｜DSML｜tool_calls>"
+            + dsml('<invoke name="weather"><parameter name="city" string="true">Paris</parameter></invoke>')
+            + dsml('<invoke name="f"></invoke>')
+            + "</｜DSML｜tool_calls>",
+            "Hm.",
+            [W, F],
+        ),
+    },
+    "step3": {
+        "plain": ("<｜tool_calls_begin｜> x",),
+        "parallel": (
+            "Hm."
+            + step3(
+                '<invoke name="weather"><parameter name="city">Paris</parameter></invoke>',
+                '<invoke name="f"></invoke>',
+            ),
+            "Hm.",
+            [W, F],
+        ),
+        "kinds": (step3('<invoke name="f"><parameter name="days">3</parameter></invoke>'), "", [("f", {"days": 3})]),
+        "no kind": ("<｜tool_calls_begin｜><｜tool_call_begin｜>f<｜tool_call_end｜>",),
+    },
+    "gemma4": {
+        "plain": ("<|tool_call> x",),
+        "one": ("Hm. " + gemma("weather", 'city:<|"|>Paris<|"|>'), "Hm.", [W]),
+        "parallel": (gemma("weather", 'city:<|"|>Paris<|"|>') + gemma("f", ""), "", [W, F]),
+        "kinds": (
+            gemma("f", 'a:1,b:-2.5e3,c:true,d:null,e:[<|"|>x}<|"|>,{y:2}],<|"|>two words<|"|>:{z:[]},g:bare,'),
+            "",
+            [
+                (
+                    "f",
+                    {
+                        "a": 1,
+                        "b": -2500.0,
+                        "c": True,
+                        "d": None,
+                        "e": ["x}", {"y": 2}],
+                        "two words": {"z": []},
+                        "g": "bare",
+                    },
+                )
+            ],
+        ),
+        "letters": (gemma("f", 'x:<|"|>"\\\n:,é😀<|"|>'), "", [("f", {"x": '"\\\n:,é😀'})]),
+        "no function": ("<|tool_call>f{}",),
+        "too deep": (gemma("f", "x:" + "[" * 70), "[" * 7 + "}<tool_call|>", [("f", '{"x": ' + "[" * 63)]),
+        "ends in the arguments": ('<|tool_call>call:f{city:<|"|>a b', "", [("f", '{"city": "a b')]),
+    },
+    "gemma4 reasoning:gemma4": {
+        "call": ("<|channel>thought\nHm<channel|>" + gemma("f", ""), "", [F], "Hm"),
+        "another channel": ("<|channel>final",),
+    },
+    "functiongemma": {
+        "one": ("<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>", "", [W]),
+    },
+    "reasoning:granite": {
+        "plain": ("Here is a plan.",),
+        "thought": ("Here is my thought process: Hm. Here is my response: Hi", "Hi", [], "Hm."),
+        "in short": ("Here's my thought process:\nHm.\n\nHere's my response:\nHi", "Hi", [], "Hm."),
     },
     "think": {
         "plain": ("  Hi <think> there",),

@@ -31,6 +31,11 @@ def beam_request(request_id: int, prompt: list[int], settings: BeamSettings, **s
         "temperature": settings.temperature,
         "ignore_eos": settings.ignore_eos,
         "stop_token_ids": list(settings.stop_token_ids),
+        "repetition_penalty": settings.repetition_penalty,
+        "presence_penalty": settings.presence_penalty,
+        "frequency_penalty": settings.frequency_penalty,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
         **sampling,
     }
     return EngineRequest(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,3 +174,22 @@ def _binary(name: str, module: str | None) -> str:
     if (found := shutil.which(name)) is not None:
         return found
     pytest.skip(f"needs the program {name}")
+
+
+SERVERS: dict[str, Callable[[Path], AbstractContextManager[KVServer]]] = {
+    "valkey": valkey,
+    "seaweed": seaweed,
+    "mooncake": mooncake,
+}
+
+
+@contextmanager
+def two_addresses(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Of one engine, and of another one that finds what the first one keeps."""
+    if kind == "nixl":
+        yield nixl_peers()
+    elif kind == "files":
+        yield (f"file://{folder / 'blocks'}",) * 2
+    else:
+        with SERVERS[kind](folder) as server:
+            yield server.address, server.address

@@ -32,6 +32,7 @@ from quire.messages import (
     TokenLogprobs,
     sequence_id_of,
 )
+from quire.observability.step_times import NoStepTimes
 
 PACE = "QUIRE_NULL_STEPS_A_SECOND"
 # Tokens [FIRST, FIRST + NUM) are answered with, in turn.
@@ -64,6 +65,8 @@ def logprobs_of(token_id: int, num_best: int) -> TokenLogprobs:
 
 class NullCore:
     """Rows of running sequences in arrays; Python touches those that start and end."""
+
+    times = NoStepTimes()
 
     def __init__(self, config: EngineConfig, steps_a_second: float) -> None:
         self.ready = EngineReady(
@@ -154,10 +157,16 @@ class NullCore:
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None: ...
 
+    def held_in_cache(self) -> CacheChanged | None:
+        return None
+
     def loss_descriptors(self) -> tuple[int, ...]:
         return ()
 
     def check_workers(self) -> None: ...
+
+    def tend(self, now: float) -> float | None:
+        return None
 
     def shutdown(self) -> None:
         self._rows = self._rows[:, :0]

@@ -181,6 +181,36 @@ def write_mxfp4(path: Path, source: Path) -> Weights:
     return weights
 
 
+def write_float4(path: Path, source: Path, *, kind: str, group: int) -> Weights:
+    """Floats of 4 bits: `compressed` with groups of 16 or 32, or `modelopt` with groups of 16."""
+    values = torch.tensor([float4(code) for code in range(16)])
+
+    def store(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        groups = weight.unflatten(1, (-1, group))
+        scales = (groups.abs().amax(-1) / 6).clamp(min=1e-9)
+        if group == 32:
+            exponents = scales.log2().ceil()
+            stored, scales = {"weight_scale": (exponents + 127).to(torch.uint8)}, 2.0**exponents
+        else:
+            of_tensor = scales.amax() / 448
+            codes = (scales / of_tensor).to(torch.float8_e4m3fn)
+            scales = codes.float() * of_tensor
+            is_compressed = kind == "compressed"
+            leaf, value = ("weight_global_scale", 1 / of_tensor) if is_compressed else ("weight_scale_2", of_tensor)
+            stored = {"weight_scale": codes, leaf: value.view(1) if is_compressed else value}
+            stored |= {"input_global_scale" if is_compressed else "input_scale": torch.ones(1)}
+        chosen = (groups / scales[..., None]).unsqueeze(-1).sub(values).abs().argmin(-1)
+        packed = (chosen.flatten(1)[:, 0::2] + 16 * chosen.flatten(1)[:, 1::2]).to(torch.uint8).contiguous()
+        stored["weight_packed" if kind == "compressed" else "weight"] = packed
+        return stored, (values[chosen] * scales[..., None]).flatten(1)
+
+    declared: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    if kind == "compressed":
+        weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": group, "symmetric": True}
+        declared = _compressed(f"{'nv' if group == 16 else 'mx'}fp4-pack-quantized", weights, None, ("lm_head",))
+    return _write(path, source, declared, store, ("lm_head",))
+
+
 def float4(code: int) -> float:
     """E2M1: a sign, two bits of exponent, one of mantissa; without exponent the mantissa counts halves."""
     exponent, mantissa = code >> 1 & 3, code & 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
 
-from quire.testing.tiny_checkpoints import VOCAB_SIZE
+from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 LENGTHS = (1, 17, 40, 40)
 NUM_TOKENS = 24
@@ -29,3 +32,17 @@ def ways(num_blocks: int) -> dict[str, dict[str, Any]]:
         "ahead": {"async_scheduling": True},
         "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     }
+
+
+def make_draft(path: Path, kind: str, target: Path) -> dict[str, Any]:
+    """What drafts for a checkpoint, as the option speculative_config."""
+    heads: dict[str, Callable[[Path, Path], Path]] = {"eagle": make_eagle_head, "eagle3": make_eagle3_head}
+    model = target
+    if kind in heads:
+        model = heads[kind](path, target)
+    elif kind == "small":
+        model = make_checkpoint(path, "qwen3", seed=5, num_hidden_layers=1, hidden_size=32)
+    elif kind == "windowed":
+        model = make_checkpoint(path, "qwen2_window", seed=5)
+    method = "eagle" if kind in heads else "draft_model"
+    return {"method": method, "model": str(model), "num_speculative_tokens": 3}

@@ -32,3 +32,11 @@ def far_ranks() -> list[int]:
         if any("rank_process" in word for word in process.info["cmdline"] or [])
         and any("ray::" in parent.name() or "ray::" in " ".join(parent.cmdline()) for parent in process.parents())
     ]
+
+
+def concerned_by(server: ServerProcess) -> list[int]:
+    """The server's own processes, the ranks on other machines and their keepers."""
+    own = psutil.Process(server.pid)
+    far = [psutil.Process(pid) for pid in far_ranks()]
+    keepers = [parent for process in far for parent in process.parents()[:1]]
+    return [process.pid for process in (own, *own.children(recursive=True), *far, *keepers)]

@@ -8,9 +8,9 @@ _BODY = b'{"prompt":"Hi","max_tokens":2}'
 _PATHS = [
     "/v1", "/v1/", "/v2/completions", "/v1/completions/", "/v1/complete", "/V1/completions", "/v1//completions",
     "//v1/completions", "/v1/./completions", "/v1/../v1/completions", "/v1%252fcompletions", "/v1/completions%00",
-    "/v1/completions;a=b", "/v1\\completions", "/completions", "/generate", "/invocations", "/pooling", "/rerank",
+    "/v1/completions;a=b", "/v1\\completions", "/completions", "/generate", "/pooling", "/rerank",
     "/v1/engines", "/v1/fine_tuning/jobs", "/v1/images/generations", "/v1/audio/speech", "/v1/moderations",
-    "/collective_rpc", "/sleep", "/wake_up", "/reset_prefix_cache", "/pause", "/update_weights", "/abort_requests",
+    "/collective_rpc", "/reset_prefix_cache", "/pause", "/update_weights", "/abort_requests",
     "/server_info", "/start_profile", "/load_lora_adapter", "/docs", "/redoc", "/admin", "/.env", "/.git/config",
     "/etc/passwd", "/static/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/" + "x" * 5000,
 ]  # fmt: skip
