@@ -6,6 +6,7 @@ PORT ?= 8000##           serve: the port
 MODEL ?=##                serve: a folder or a name on the hub; empty: the model that ships with Quire
 ARGS ?=##                 serve, test: further options, passed on as they are
 WORKERS ?= 2##          test: processes that share the tests, a file at a time
+WHY ?=##                  bench-ledger: what it buys that something costs more
 STEPS ?= 20000000##       nightly: random steps in all
 CASES ?= 300##            fuzz-api: cases an operation
 PYTHON ?=##               setup: the Python to use (3.11 to 3.13); empty: the first that fits
@@ -37,7 +38,7 @@ $(kernels): $(ready) $(shell find src/quire/csrc -type f 2>/dev/null)
 	fi
 	@touch $@
 
-.PHONY: setup serve test nightly faults conformance fuzz-api lint format clean help
+.PHONY: setup serve test nightly faults gpu-check conformance fuzz-api wheel bench-ledger lint format clean help
 
 setup: $(ready) $(kernels) ## create .venv and install everything; does nothing the second time
 
@@ -70,6 +71,17 @@ faults: export OMP_NUM_THREADS = 1
 faults: export OMP_WAIT_POLICY = passive
 faults: setup ## break a real server in every known way, as often as each case says (ARGS="--only F1,F3 --times 1"; takes some 40 minutes)
 	@$(venv)/bin/python -m tests.support.faults --out build/faults.json $(ARGS)
+
+# No setup: on a machine with a GPU Quire stands beside the torch and Triton that are there (PYTHON).
+gpu-check: ## what a GPU must show: kernels are verified and timed, W1 to W5 of an 8B shape; goes on where it was (ARGS="--again")
+	@$(if $(PYTHON),$(PYTHON),$(if $(wildcard $(venv)/bin/python),$(venv)/bin/python,python3)) benchmarks/gpu_check.py $(ARGS)
+
+# The kernels lie among the sources only while the wheel is made: there they would be taken before newer ones.
+wheel: setup ## dist/quire-*.whl with compiled kernels, which installs and serves without a compiler (ARGS="--check" tries it)
+	@tools/wheel.sh $(ARGS)
+
+bench-ledger: setup ## count what things cost (no time) and put a line into benchmarks/ledger.jsonl (WHY="what a rise buys")
+	@$(venv)/bin/python benchmarks/ledger.py --extend --why "$(WHY)"
 
 lint: setup ## ruff and mypy
 	@$(venv)/bin/ruff check .

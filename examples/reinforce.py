@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2, help="of a round")
     parser.add_argument("--stories", type=int, default=6, help="about each animal")
     parser.add_argument("--steps", type=int, default=2, help="on what was sampled")
-    parser.add_argument("--rate", type=float, default=2e-5)
+    parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--gain", type=float, default=0.2, help="of the mean reward, from the first to the last round")
     arguments = parser.parse_args()
     animals = itertools.cycle(ANIMALS)
@@ -77,7 +77,8 @@ def main() -> None:
     with LLM("embedded", num_threads=1) as llm:
         for number in range(arguments.rounds):
             sampling = SamplingParams(n=arguments.stories, temperature=1.0, max_tokens=160, logprobs=0, seed=number)
-            chats = [[{"role": "user", "content": f"Tell me a story about a {next(animals)}."}]] * arguments.prompts
+            asked = [f"Tell me a story about a {next(animals)}." for _ in range(arguments.prompts)]
+            chats = [[{"role": "user", "content": question}] for question in asked]
             outputs = llm.chat(chats, sampling, use_tqdm=False)
             rewards = [reward_of(story) for output in outputs for story in output.outputs]
             means.append(sum(rewards) / len(rewards))

@@ -25,18 +25,26 @@ _BOUNDS: tuple[Bounds, ...] = (
     ("diversity_penalty", 0.0, 50.0),
 )
 _OPTIONAL = ("max_tokens", "logprobs", "num_return_sequences")
-_FLAGS = ("ignore_eos", "skip_special_tokens")
+_FLAGS = ("ignore_eos", "skip_special_tokens", "do_sample")
+# with the meaning and the bounds that SamplingParams give them
+_AS_IN_SAMPLING = (
+    "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_p", "top_k", "seed",
+    "stop_token_ids", "ignore_eos", "max_tokens", "skip_special_tokens",
+)  # fmt: skip
 
 
 class BeamSearchParams(
     msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=Suggesting
 ):
-    """Beam search of one request: the `beam_width` most probable continuations are followed, and nothing is drawn.
+    """Beam search of one request: the `beam_width` most probable continuations are followed.
 
     A continuation's score is its cumulative log-probability divided by its length to the power of `length_penalty`; the
     tokens that it was given count, its end token too. `early_stopping`: True ends the search when as many continuations
     as beams are complete, False when no beam can be expected to become better, "never" when none can. `temperature` of
-    0 or 1 takes the model's own probabilities. `num_return_sequences=None` returns all beams. With
+    0 or 1 takes the model's own probabilities, others those of logits / temperature. Penalties act on
+    log-probabilities, which are not normalised again; `top_p` and `top_k` say which continuations of a beam count. With
+    `do_sample` continuations are drawn, in proportion to the probability of the whole beam and without replacement: the
+    same `seed` draws the same. `num_return_sequences=None` returns all beams. With
     `num_beam_groups` above 1 the groups search one after the other, and a token that an earlier group has chosen in the
     same step costs `diversity_penalty` (diverse beam search). `max_tokens=None` means up to the model's length.
     """
@@ -44,6 +52,7 @@ class BeamSearchParams(
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "n": "All beams are returned; num_return_sequences asks for fewer.",
         "num_beams": "Its name is beam_width.",
+        "structured_outputs": "A form needs SamplingParams; beams are the most probable continuations of all.",
         "stop": "Beams end at tokens: give stop_token_ids.",
         "cache_salt": 'It belongs to the prompt: {"prompt": text, "cache_salt": salt}.',
     }
@@ -60,6 +69,13 @@ class BeamSearchParams(
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
     skip_special_tokens: bool = True
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    do_sample: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -74,6 +90,8 @@ class BeamSearchParams(
             )
         self._check_num_outputs()
         self._check_groups()
+        # their bounds are checked there
+        self.sampling_params()
 
     def _check_num_outputs(self) -> None:
         if self.n > self.beam_width:
@@ -114,13 +132,9 @@ class BeamSearchParams(
         """The part that the engine core reads as it does of any request."""
         return SamplingParams(
             n=self.n,
-            max_tokens=self.max_tokens,
-            ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
-            stop_token_ids=self.stop_token_ids,
             # Always: the sum over the chosen tokens is what a beam is judged by.
             logprobs=self.logprobs or 0,
-            skip_special_tokens=self.skip_special_tokens,
+            **{name: getattr(self, name) for name in _AS_IN_SAMPLING},
         )
 
     def decoding_spec(self) -> DecodingSpec:
@@ -129,6 +143,7 @@ class BeamSearchParams(
             "width": self.beam_width,
             "length_penalty": float(self.length_penalty),
             "early_stopping": self.early_stopping,
+            **({"do_sample": True} if self.do_sample else {}),
         }
         if self.num_beam_groups == 1:
             return DecodingSpec(method="beam_search", args=args)

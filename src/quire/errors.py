@@ -15,6 +15,7 @@ QuireError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -70,8 +71,19 @@ class EngineDeadError(EngineError):
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """A closing phrase for an unknown name: ` Did you mean "x"?`, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    candidates = difflib.get_close_matches(name, list(known), n=5, cutoff=0.6)
+    close = [candidate for candidate in candidates if _is_meant(name, candidate)]
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def _is_meant(name: str, candidate: str) -> bool:
+    """Words that both begin with, such as enable or max, say nothing: --enable-lora is no --enable-prefix-caching."""
+    ours = re.split(r"[-_]", candidate)
+    theirs = re.split(r"[-_]", name)
+    while len(ours) > 1 and len(theirs) > 1 and ours[0] == theirs[0]:
+        ours = ours[1:]
+        theirs = theirs[1:]
+    return difflib.SequenceMatcher(None, "-".join(theirs), "-".join(ours)).ratio() >= 0.6
 
 
 def one_line(error: BaseException, limit: int = 240) -> str:

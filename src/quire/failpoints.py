@@ -4,7 +4,7 @@
 
 The environment is read once, when this module is imported, and child processes inherit it. Nothing that comes with a
 request can switch a failpoint on: there is no other way in but `arm`, which tests call. A point costs one look at a
-module's variable while it is off. docs/failpoints.md has the table of the points and of the actions.
+module's variable while it is off. docs/failpoints.md has the actions.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from quire.errors import RequestError, suggestion
 
 GROUP = "quire.logits_processors"
 _MOST = 16
+# of what a request sends along: characters, and entries of lists and objects
+_MOST_ARGS = 16 * 1024
+_MOST_NAME = 100
 
 
 @cache
@@ -35,8 +38,6 @@ def name_and_args(asked: Any) -> tuple[str, dict[str, Any]]:
 
 def check_processors(asked: Any) -> None:
     """Raises RequestError for what none can be."""
-    if asked is None:
-        return
     if not isinstance(asked, list) or len(asked) > _MOST:
         raise RequestError(
             f"logits_processors: must be a list of at most {_MOST} functions or names.", param="logits_processors"
@@ -50,9 +51,41 @@ def check_processors(asked: Any) -> None:
         )
         if not (is_named or callable(one)):
             raise RequestError(
-                f"logits_processors: {one!r} must be a function, a name, or an object of name and args.",
+                f"logits_processors: {shown(one)} must be a function, a name, or an object of name and args.",
                 param="logits_processors",
             )
+        if is_named:
+            _check_sizes(*name_and_args(one))
+
+
+def shown(value: Any) -> str:
+    """As far as a message has room for it."""
+    text = repr(value)
+    return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}..."
+
+
+def _check_sizes(name: str, args: dict[str, Any]) -> None:
+    if len(name) > _MOST_NAME:
+        raise RequestError(
+            f"logits_processors: a name of {len(name)} characters, at most {_MOST_NAME} are allowed.",
+            param="logits_processors",
+        )
+    size = 0
+    left: list[Any] = [args]
+    while left and size <= _MOST_ARGS:
+        value = left.pop()
+        size += 1
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, str | bytes):
+            size += len(value)
+    if size > _MOST_ARGS:
+        raise RequestError(
+            f"logits_processors={name}: its args have more than {_MOST_ARGS} characters and entries. Send less.",
+            param="logits_processors",
+        )
 
 
 def check_known(asked: list[Any], *, takes_functions: bool) -> None:

@@ -107,7 +107,11 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """An image, cut as its encoder takes it, and the tokens that stand for it: prompt[start : start + length]."""
+    """An image, cut as its encoder takes it, and the tokens that stand for it: prompt[start : start + length].
+
+    Or the features of a sound: 32-bit numbers of the given shape, all of whose tokens are one row of cells. Or vectors
+    that stand in the place of these tokens as they are: the same, of the shape [length, width].
+    """
 
     start: int
     length: int
@@ -127,6 +131,7 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     content_hash: bytes
     # its tokens see each other, so they are computed in one step
     is_whole: bool = False
+    is_vectors: bool = False
 
     @property
     def end(self) -> int:
@@ -164,8 +169,14 @@ class EngineRequest(Message):
     continues: str | None = None
     # what of its KV comes from elsewhere or goes there
     transfer: KVTransfer | None = None
-    # "last" or "mean": nothing is sampled, and the prompt becomes a vector, which ends the request
+    # "last", "mean" or "cls": nothing is sampled, and the prompt becomes a vector, which ends the request
     pooling: str = ""
+    # the vector is what the model's head of labels makes of the pooled state
+    is_classified: bool = False
+    # or what its head of tokens says of these
+    label_token_ids: list[int] = []
+    # position from which on the prompt is the second of two texts; 0: it is one text
+    second_start: int = 0
     # None: there is nobody to be told apart from
     tenant: Tenancy | None = None
     # so many tokens each sequence may sample before somebody outside has looked at them (PermitTokens); None: all
@@ -250,6 +261,14 @@ class SequenceStart(msgspec.Struct, array_like=True):
     first_miss: str = ""
 
 
+class FirstToken(msgspec.Struct, array_like=True):
+    """Comes with a sequence's first token: of all tokens that steps have computed since its first step, the part that
+    was others'. Not of beams."""
+
+    sequence_id: int
+    share_of_others: float
+
+
 class SequenceEnd(msgspec.Struct, array_like=True):
     """finish_reason is stop, length, abort or error. stop_reason is the stop token id, if one was asked for."""
 
@@ -278,6 +297,7 @@ class EngineOutputs(Message):
     sequence_ids: np.ndarray = NO_INTS
     token_ids: np.ndarray = NO_INTS
     starts: list[SequenceStart] = []
+    firsts: list[FirstToken] = []
     ends: list[SequenceEnd] = []
     logprobs: list[SequenceLogprobs] = []
     prompt_logprobs: list[SequenceLogprobs] = []
@@ -351,8 +371,11 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     media: list[Media] = []
     adapter: int = 0
     mask: TokenMask | None = None
-    # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
+    # "last", "mean" or "cls": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
+    is_classified: bool = False
+    label_token_ids: list[int] = []
+    second_start: int = 0
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):
@@ -411,12 +434,22 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     def num_scheduled_tokens(self) -> int:
         return int(self.num_tokens.sum())
 
+    @property
+    def num_column_bytes(self) -> int:
+        """What its columns hold, tokens of those that are admitted included: nearly all of it."""
+        columns = self.rows.nbytes + self.num_tokens.nbytes + self.block_writes.nbytes + self.block_copies.nbytes
+        moves = self.swapped_out.nbytes + self.swapped_in.nbytes
+        return columns + moves + sum(one.token_ids.nbytes for one in self.admitted)
+
 
 class Candidates(msgspec.Struct, array_like=True):
     """The most probable next tokens of a row, best first (equal ones by token id), with their log-probabilities."""
 
     token_ids: list[int]
+    # after penalties, which may move them all
     logprobs: list[float]
+    # logarithm of the sum of the probabilities of all tokens, after penalties
+    log_total: float = 0.0
 
 
 # What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that got no token yet,
@@ -450,8 +483,12 @@ class StepOutput(msgspec.Struct, kw_only=True):
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
     # after the step, new drafts included, of rows that had drafts before it, were asked for some, or get a token later
     speculated: np.ndarray = no_columns(5)
+    # columns (row, token) of the drafts that stand behind these rows now, for stages of a pipeline that draft nothing
+    drafts: np.ndarray = no_columns(2)
     # rows that have computed all they had and get their token in a later step
     late: np.ndarray = NO_INTS
+    # of a stage of a pipeline: its part of blocks that are kept elsewhere, by name
+    spilled: dict[bytes, bytes] = {}
     counts: dict[str, int] = {}  # of STEP_COUNTS, what was not 0
 
 
@@ -477,6 +514,9 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     sliding_window: int = 0
     # they begin at multiples of the window, which does not slide then
     is_chunked: bool = False
+    # of a sequence only the tokens from here on, and up to here (0: to its end), are kept
+    kept_from: int = 0
+    kept_until: int = 0
     # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
     state_bytes: int = 0
 
@@ -496,6 +536,10 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     layers: list[LayerSpec]
     available_bytes: int
     explanation: str
+    # of the same memory, all that could be had now: for a size that was asked for
+    free_bytes: int = 0
+    # what the largest step takes, and what is set aside
+    step_bytes: int = 0
     # bytes of host memory that swap space may take, and what computing a token took in the step that was measured
     host_bytes: int = 0
     seconds_per_token: float = 0.0

@@ -47,6 +47,21 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestStateStats:
+    """When the parts of a request were over, in seconds of one clock, as the caller's process saw it."""
+
+    queued_ts: float
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        return self.first_token_ts - self.queued_ts
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A request: its prompt and its sequences so far."""
 
@@ -59,6 +74,8 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     # why no more of the prompt was cached (docs/kv-cache.md); None if no more could be
     first_miss: str | None = None
+    # where times are asked for: quire.vllm's LLM with disable_log_stats=False
+    metrics: RequestStateStats | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +109,68 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """What a head of labels says of a prompt."""
+
+    # of each label, by its number
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """A prompt and its labels."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts go together."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """Two texts and their score; tokens are those of both."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The numbers of a prompt, whatever they are: a vector, or what a head of labels says."""
+
+    # float32
+    data: NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """A prompt and its numbers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
 class BeamSearchSequence:
     """One continuation that beam search found: prompt and output together, as vLLM gives it."""
 
@@ -116,3 +195,35 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
     prompt: str | None
     prompt_token_ids: list[int]
+
+
+@dataclass(slots=True)
+class Segment:
+    """A piece of a transcript; names are OpenAI's."""
+
+    id: int
+    # where its window begins, in hundredths of a second
+    seek: int
+    # seconds
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    # of the window's tokens
+    avg_logprob: float
+    compression_ratio: float
+    # of the window
+    no_speech_prob: float
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What was heard."""
+
+    text: str
+    # its code
+    language: str
+    seconds: float
+    # where times were asked for, or the sound is longer than a window
+    segments: list[Segment] = field(default_factory=list)

@@ -35,8 +35,9 @@ BOUNDS: tuple[Bounds, ...] = (
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("thinking_token_budget", 0, 2**31 - 1),
-    ("logprobs", 0, 1024),
-    ("prompt_logprobs", 0, 1024),
+    # up to a whole vocabulary; the engine's option max_logprobs says how many may be asked for
+    ("logprobs", -1, 2**20),
+    ("prompt_logprobs", -1, 2**20),
     ("seed", -(2**63), 2**64 - 1),
 )
 _OPTIONAL = ("max_tokens", "thinking_token_budget", "logprobs", "prompt_logprobs", "seed")
@@ -49,9 +50,10 @@ class SamplingParams(
     """Sampling and stopping of one request.
 
     `temperature=0` is greedy. `top_k` of 0 or -1 means all tokens. `max_tokens=None` means up to the model's length.
-    `logprobs=k` returns the chosen token's log-probability and those of the k best. `structured_outputs` constrains the
-    form of the output: to a JSON schema, a regular expression, a choice or a grammar. `thinking_token_budget`: after so
-    many tokens of thoughts the model is made to end them; where a form is asked for there are none.
+    `logprobs=k` returns the chosen token's log-probability and those of the k best, -1 of all; `logprob_token_ids` has
+    those of these tokens in place of the best. `structured_outputs` constrains the form of the output: to a JSON
+    schema, a regular expression, a choice or a grammar. `thinking_token_budget`: after so many tokens of thoughts the
+    model is made to end them; where a form is asked for there are none.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
@@ -78,6 +80,7 @@ class SamplingParams(
     thinking_token_budget: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -86,6 +89,8 @@ class SamplingParams(
     structured_outputs: StructuredOutputsParams | None = None
     # functions, names, or {"name": ..., "args": {...}} (quire/logits_processors.py)
     logits_processors: list[Any] | None = None
+    # None: as the engine is told by watermark_config, where text is drawn
+    watermarking: bool | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -94,17 +99,31 @@ class SamplingParams(
         self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = list_of("allowed_token_ids", self.allowed_token_ids)
+        if self.logprob_token_ids is not None:
+            self.logprob_token_ids = list_of("logprob_token_ids", self.logprob_token_ids)
+            self.logprobs = 0
         check_bounds(self, BOUNDS, optional=_OPTIONAL)
         check_flags(self, _FLAGS)
         self._check_open_ranges()
         self._check_lists()
         self._check_structured_outputs()
-        check_processors(self.logits_processors)
+        self._check_watermarking()
+        if self.logits_processors is not None:
+            check_processors(self.logits_processors)
         self._check_together()
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    def _check_watermarking(self) -> None:
+        if self.watermarking not in (None, True, False):
+            raise RequestError(f"watermarking={self.watermarking!r}: must be true or false.", param="watermarking")
+        if self.watermarking and self.is_greedy:
+            raise RequestError(
+                "watermarking: not with temperature=0, which leaves nothing to choose. Raise it, or leave it out.",
+                param="watermarking",
+            )
 
     def _check_open_ranges(self) -> None:
         if not is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
@@ -123,7 +142,7 @@ class SamplingParams(
                 raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
             for text in getattr(self, name):
                 check_encodable(name, text)
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(name, getattr(self, name) or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(

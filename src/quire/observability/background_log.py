@@ -26,13 +26,15 @@ class BackgroundHandler(logging.Handler):
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
         # None: no more will come
-        self._lines: queue.Queue[str | None] = queue.Queue(most_lines)
+        self._lines: queue.Queue[str | logging.LogRecord | None] = queue.Queue(most_lines)
         self.num_lost = 0
         threading.Thread(target=self._write, name="quire-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put_nowait(self.format(record))
+            # what comes with fields is made of values, as each request's line: the thread writes it out
+            has_fields = hasattr(record, "fields") and not record.exc_info
+            self._lines.put_nowait(record if has_fields else self.format(record))
         except queue.Full:
             self.num_lost += 1
         except Exception:  # as every handler: a line that cannot be formatted ends nothing
@@ -52,7 +54,8 @@ class BackgroundHandler(logging.Handler):
             self._lines.put_nowait(None)
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
+        while (entry := self._lines.get()) is not None:
+            line = self._line_of(entry)
             lost = self.num_lost
             self.num_lost = 0
             if lost:
@@ -62,6 +65,14 @@ class BackgroundHandler(logging.Handler):
                 self._put(line + "\n")
             self._lines.task_done()
         self._lines.task_done()
+
+    def _line_of(self, entry: str | logging.LogRecord) -> str:
+        if isinstance(entry, str):
+            return entry
+        try:
+            return self.format(entry)
+        except Exception as error:  # as above
+            return f"{entry.name}: a line that could not be written ({type(error).__name__})"
 
     def _put(self, text: str) -> None:
         if self._descriptor is None:

@@ -21,6 +21,7 @@ from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metric_names import renamed
 from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.request_observer import RequestObserver
+from quire.observability.step_times import CORE_PHASES, OVERHEAD_PHASES, SENT, WORKER_PHASES
 from quire.observability.tracing import current_trace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,6 +68,19 @@ _NAMED: dict[str, tuple[str, str]] = {
         "quire:preemption_lost_seconds_total",
         "Time spent on computing again and on swapping.",
     ),
+    "preemption_tax": (
+        "quire:preemption_tax_ratio",
+        "That time as a part of all that the engine has worked, since it began: 0 without preemptions.",
+    ),
+    "overhead_per_step": (
+        "quire:engine_overhead_seconds_per_step",
+        "What a step costs beside the model: receive, schedule, update and deliver, a mean since the engine began.",
+    ),
+    "overhead_per_request": (
+        "quire:engine_overhead_seconds_per_request",
+        "The same for each request that came: its first and its last step, and all between them.",
+    ),
+    "num_requests_total": ("quire:num_requests_total", "Requests that came to the engine."),
     "num_steps_total": ("quire:num_steps_total", "Steps of the engine (forward passes)."),
     "kv_cache_usage": (
         "quire:kv_cache_usage_perc",
@@ -76,6 +90,20 @@ _NAMED: dict[str, tuple[str, str]] = {
     "num_blocks_held": ("quire:kv_cache_blocks_held", "Blocks held by requests, sessions and pinned prefixes."),
     "num_blocks_cached": ("quire:kv_cache_blocks_cached", "Blocks that nobody holds and that a prefix may revive."),
     "num_blocks_evicted_total": ("quire:kv_cache_blocks_evicted_total", "Cached blocks that were given to others."),
+    "kv_cache_bytes": ("quire:kv_cache_bytes", "Bytes of the KV cache, in memory or not."),
+    "kv_cache_resident_bytes": (
+        "quire:kv_cache_resident_bytes",
+        "Those that are in memory: on a CPU they come with their first use, and idle ones are given back.",
+    ),
+    "num_blocks_given_back_total": (
+        "quire:kv_cache_blocks_given_back_total",
+        "Blocks of the KV cache whose idle memory was given back to the system.",
+    ),
+    "resident_bytes": ("quire:engine_resident_bytes", "What the engine's workers have in memory."),
+    "most_resident_bytes": (
+        "quire:engine_most_resident_bytes",
+        "What they were expected to have at most, when the engine started.",
+    ),
     "num_blocks_copied_total": ("quire:kv_cache_blocks_copied_total", "Blocks copied on write."),
     "num_prefix_queried_tokens_total": (
         "quire:prefix_cache_queries_total",
@@ -138,6 +166,7 @@ _NAMED: dict[str, tuple[str, str]] = {
         "quire:kv_cache_blocks_saved_by_sharing",
         "Blocks that would be needed besides if sequences shared none.",
     ),
+    "image_bytes_open": ("quire:image_bytes_open", "Pixels of requests that the front end has not finished."),
     "requests_open": ("quire:num_requests_open", "Requests that the front end has not finished."),
     "late_outputs_dropped": ("quire:late_outputs_dropped", "Outputs for requests that had ended already."),
     "num_hook_calls_total": ("quire:hook_calls_total", "Times that a hook was asked."),
@@ -161,11 +190,24 @@ _NAMED: dict[str, tuple[str, str]] = {
     "compiled_grammar_bytes": ("quire:compiled_grammar_bytes", "What they take in memory, estimated."),
     "num_grammar_compilations_total": ("quire:grammar_compilations_total", "Grammars that were compiled."),
     "grammar_compile_seconds_total": ("quire:grammar_compile_seconds_total", "Time spent on compiling them."),
+    "num_lost_names": (
+        "quire:lost_block_names",
+        "Blocks that were cached once, and of which is remembered why they no longer are (first_miss).",
+    ),
+    "num_weight_updates": (
+        "quire:weight_updates",
+        "Updates that the model's weights have had since the checkpoint's: 0 in an engine that has begun anew.",
+    ),
     "num_adapters_loaded": ("quire:adapters_loaded", "Adapters (LoRA) in memory."),
+    "adapter_bytes": ("quire:adapter_bytes", "What slots and adapters in memory take, of one worker."),
     "num_adapters_in_slots": ("quire:adapters_in_slots", "Those of them that are in slots, ready for a step."),
     "num_adapter_slot_fills_total": (
         "quire:adapter_slot_fills_total",
         "Times that an adapter was brought into a slot; many of them say that max_loras is too small.",
+    ),
+    "num_adapter_evictions_total": (
+        "quire:adapter_evictions_total",
+        "Times that an idle adapter left memory for another; many of them say that max_cpu_loras is too small.",
     ),
     "trace_spans_exported_total": ("quire:trace_spans_exported_total", "Spans of traces that a collector took."),
     "trace_spans_dropped_total": (
@@ -208,6 +250,19 @@ _OF_A_STORE = {
     "quire:kv_store_breaker_openings_total": "Times that a store was left alone for a while, because it failed.",
     "quire:kv_store_resting": "1 while a store is left alone.",
 }
+_PHASES_OF_CORE = (
+    "Time of the engine's process by phase of a step. receive: messages; control: management calls; schedule; execute: "
+    "the step goes to the workers, which compute it then where steps are decided one after the other; wait: for its "
+    "results; update; deliver: messages."
+)
+_PHASES_OF_WORKER = (
+    "Time of the first worker by phase of a step. prepare: changes and inputs; forward: the model; sample, which waits "
+    "for a device; draft; finish."
+)
+_SENT = (
+    "Bytes sent in steps. decisions: columns of what is decided; ranks: all of it, encoded, to other workers; device: "
+    "inputs of a step; clients: messages to the processes in front of the engine."
+)
 _KINDS_OF_STORES = ("files", "redis_server", "s3", "mooncake", "nixl")
 _EXPERT_TOKENS = re.compile(r"expert_([a-z0-9]+)_([a-z0-9]+)_tokens_total")
 _OF_REPLICA = re.compile(r"replica_(\d+)_(sequences|waiting_tokens)")
@@ -223,6 +278,17 @@ ENGINE_STATISTICS: dict[str, EngineMetric] = {
     },
     **{f"kv_slots_{state}": EngineMetric("quire:kv_cache_slots", _SLOTS, {"state": state}) for state in SLOT_STATES},
     **{f"host_slots_{state}": EngineMetric("quire:host_slots", _HOST_SLOTS, {"state": state}) for state in HOST_STATES},
+    **{
+        f"step_seconds_{phase}_total": EngineMetric("quire:step_seconds_total", _PHASES_OF_CORE, {"phase": phase})
+        for phase in CORE_PHASES
+    },
+    **{
+        f"worker_step_seconds_{phase}_total": EngineMetric(
+            "quire:worker_step_seconds_total", _PHASES_OF_WORKER, {"phase": phase}
+        )
+        for phase in WORKER_PHASES
+    },
+    **{f"step_bytes_{what}_total": EngineMetric("quire:step_bytes_total", _SENT, {"what": what}) for what in SENT},
     # each of several copies has these
     "replica_number_sequences": EngineMetric(
         "quire:replica_sequences", "Sequences that a copy of the engine has in flight.", {"replica": "number"}
@@ -250,11 +316,22 @@ def _metric_of(key: str) -> EngineMetric:
     return ENGINE_STATISTICS.get(key) or EngineMetric(f"quire:engine_{key}", f"Of the engine: {key}.")
 
 
+def _ratios(statistics: Mapping[str, float]) -> dict[str, float]:
+    """Of sums over all copies of an engine."""
+    busy = sum(statistics.get(f"step_seconds_{phase}_total", 0.0) for phase in CORE_PHASES)
+    own = sum(statistics.get(f"step_seconds_{phase}_total", 0.0) for phase in OVERHEAD_PHASES)
+    parts = {
+        "kv_cache_usage": (statistics.get("num_blocks_held", 0.0), statistics.get("num_blocks")),
+        "preemption_tax": (statistics.get("preemption_lost_seconds_total", 0.0), busy),
+        "overhead_per_step": (own, statistics.get("num_steps_total") if busy else 0),
+        "overhead_per_request": (own, statistics.get("num_requests_total") if busy else 0),
+    }
+    return {name: part / whole for name, (part, whole) in parts.items() if whole}
+
+
 def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator[Metric]:
     """The engine's statistics under their public names."""
-    values = dict(statistics)
-    if values.get("num_blocks"):
-        values.setdefault("kv_cache_usage", values.get("num_blocks_held", 0.0) / values["num_blocks"])
+    values = {**_ratios(statistics), **statistics}
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for key, value in sorted(values.items()):
         metric = _metric_of(key)
@@ -299,7 +376,7 @@ class ServerMetrics(Collector):
         self.rejected = Counter(
             "quire:rejected_total",
             "Requests refused for want of room, by why: queued_requests, queued_tokens, tenant_requests, "
-            "tenant_queued, tenant_tokens; queue_time: accepted, and waited too long.",
+            "tenant_queued, tenant_tokens, images; queue_time: accepted, and waited too long.",
             ["why"],
         )
         self.queued_requests = Gauge("quire:queued_requests", "Sequences that were accepted and have not begun.")
@@ -319,6 +396,11 @@ class ServerMetrics(Collector):
         )
         self.request_prefill_time = Histogram(
             "quire:request_prefill_time_seconds", "From a request's first step to its first token.", _WHOLE_REQUEST
+        )
+        self.request_interference_time = Histogram(
+            "quire:request_interference_time_seconds",
+            "Of that time the part that the engine has worked for others: by the tokens of the steps meanwhile.",
+            _WHOLE_REQUEST,
         )
         self.request_decode_time = Histogram(
             "quire:request_decode_time_seconds", "From a request's first token to its last.", _WHOLE_REQUEST

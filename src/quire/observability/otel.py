@@ -44,6 +44,9 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/completions/stream": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/classify": "classify",
+    "/v1/rerank": "rerank",
+    "/v1/score": "score",
 }
 
 

@@ -8,7 +8,7 @@ only a worker looks at is left out: forms of answers, words that are forbidden, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -31,8 +31,10 @@ from quire.observability.run_log import RecordSink
 from quire.observability.run_records import Answered, Decided, Died, Failed, Received, RunRecord, StepFailed, Told
 from quire.sampling_params import SamplingParams
 
-# arguments of operations that name a choice and nobody's things
-_PLAIN_ARGUMENTS = ("part",)
+# texts that name a choice and nobody's things: arguments of operations, and entries of answers
+_PLAIN_TEXTS = frozenset({"part", "state"})
+# texts that name contents, and lead to names of blocks
+_DIGESTS = frozenset({"content", "digest_weights"})
 _WITHHELD = "withheld"
 
 
@@ -80,8 +82,10 @@ class Redaction:
             case Failed() | Died() | StepFailed():
                 # may quote what was asked for
                 return msgspec.structs.replace(record, reason=_WITHHELD)
-            case Told() if record.reason:
-                return msgspec.structs.replace(record, reason=_WITHHELD)
+            case Told():
+                reason = _WITHHELD if record.reason else ""
+                answer = self._nested(record.question, record.answer, self._answered_text)
+                return msgspec.structs.replace(record, reason=reason, answer=answer)
             case _:
                 return record
 
@@ -149,10 +153,28 @@ class Redaction:
         )
 
     def _arguments(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: self.name(value) if isinstance(value, str) and name not in _PLAIN_ARGUMENTS else value
-            for name, value in args.items()
-        }
+        return {name: self._nested(name, value, self._argument) for name, value in args.items()}
+
+    def _argument(self, name: str, text: str) -> str:
+        return text if name in _PLAIN_TEXTS else self.name(text)
+
+    def _answered_text(self, name: str, text: str) -> str:
+        """Complaints quote files and requests; nobody decides by their words."""
+        return self._argument(name, text) if name in _PLAIN_TEXTS | _DIGESTS else _WITHHELD
+
+    def _nested(self, name: str, value: Any, of_text: Callable[[str, str], str]) -> Any:
+        """Whatever plain data holds, however deep; an entry of a list has the name of the list."""
+        match value:
+            case str():
+                return of_text(name, value)
+            case bytes():
+                return self.content(value)
+            case list() | tuple():
+                return [self._nested(name, one, of_text) for one in value]
+            case dict():
+                return {key: self._nested(str(key), one, of_text) for key, one in value.items()}
+            case _:
+                return value
 
     def _answer(self, answer: StepOutput) -> StepOutput:
         return msgspec.structs.replace(

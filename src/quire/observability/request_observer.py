@@ -4,6 +4,7 @@
             queue            prefill              decode
                      |------------- inference -------------|
 
+Prefill is the request's own work and interference: what the engine computed for others meanwhile.
 Owns the times of one request; what they add up to is in the metrics, and in the trace of the request if there is one.
 The four times are the front end's: the engine's own, and what lies between the two (a socket, a busy event loop).
 """
@@ -31,6 +32,7 @@ class RequestObserver:
         "_num_by_sequence",
         "_num_generated",
         "_num_prompt",
+        "_share_of_others",
         "_started",
         "_trace",
         "is_finished",
@@ -57,6 +59,8 @@ class RequestObserver:
         self._arrived = now
         self._started: float | None = None
         self._first: float | None = None
+        # of prefill; None: nobody knows
+        self._share_of_others: float | None = None
         self._last = now
         self.is_finished = False
 
@@ -71,6 +75,10 @@ class RequestObserver:
             self._started = now
             self._metrics.request_queue_time.observe(now - self._arrived)
 
+    def interfered(self, share_of_others: float) -> None:
+        """Of what the engine has computed since it began, so much was for others. Before its first token."""
+        self._share_of_others = share_of_others
+
     def tokens(self, count: int, now: float, index: int = 0) -> None:
         """`count` tokens have arrived together; several tokens of one delivery share the time since the last."""
         if not count:
@@ -81,6 +89,8 @@ class RequestObserver:
             metrics.time_to_first_token.observe(now - self._arrived)
             if self._started is not None:
                 metrics.request_prefill_time.observe(now - self._started)
+                if self._share_of_others is not None:
+                    metrics.request_interference_time.observe((now - self._started) * self._share_of_others)
         else:
             metrics.inter_token_latency.observe((now - self._last) / count)
         self._num_generated += count
@@ -112,6 +122,24 @@ class RequestObserver:
         most = self._num_of_longest
         if most > 1:
             self._metrics.request_time_per_output_token.observe(seconds / (most - 1))
+
+    def times(self) -> dict[str, float]:
+        """Its parts so far in milliseconds, by vLLM's names; what cannot be said yet is not there. The first token is
+        counted from the start, and the speed as well, unless all that there is came with the start."""
+        if self._started is None or self._first is None:
+            return {}
+        computed = self._last - self._started or self._last - self._arrived
+        decoded = self._last - self._first
+        times = {
+            "queue_time_ms": 1e3 * (self._started - self._arrived),
+            "time_to_first_token_ms": 1e3 * (self._first - self._started),
+            "generation_time_ms": 1e3 * decoded,
+        }
+        if self._num_of_longest > 1:
+            times["mean_itl_ms"] = 1e3 * decoded / (self._num_of_longest - 1)
+        if computed > 0:
+            times["tokens_per_second"] = self._num_generated / computed
+        return times
 
     def _tell_trace(self, trace: RequestTrace, reason: str | None, now: float) -> None:
         started = self._started

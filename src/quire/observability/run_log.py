@@ -26,7 +26,16 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from quire.errors import OptionError
-from quire.observability.run_records import Closed, Decided, Header, Received, RunRecord, decode_record, encode_record
+from quire.observability.run_records import (
+    Closed,
+    Decided,
+    Header,
+    Received,
+    RunRecord,
+    Settled,
+    decode_record,
+    encode_record,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +117,16 @@ class RunLogWriter:
         if self._is_over:
             return
         self._waiting.append(record)
+        kind = type(record)
+        if kind is Settled:
+            # it ends every step, and has nothing to weigh
+            if self._is_asleep:
+                self._has_news.set()
+            return
         self._num_given += _weight(record)
-        if self.num_waiting_bytes > _MOST_WAITING_BYTES:
+        if self._num_given - self._num_written > _MOST_WAITING_BYTES:
             self._end("the disk is too slow")
-        if self._is_asleep or isinstance(record, Received):
+        if self._is_asleep or kind is Received:
             self._has_news.set()
 
     def _end(self, reason: str) -> None:
@@ -168,23 +183,24 @@ class RunLogWriter:
 
     def _write_waiting(self) -> str:
         """Why nothing more may be written, or nothing."""
-        batch: list[bytes] = []
-        size = weight = 0
+        frame_bytes = bytearray()
+        weight = 0
         reason = ""
-        while self._waiting and size < _MOST_FRAME_BYTES:
-            record = self._waiting.popleft()
-            weight += _weight(record)
+        waiting = self._waiting
+        while waiting and len(frame_bytes) < _MOST_FRAME_BYTES:
+            record = waiting.popleft()
+            if type(record) is not Settled:
+                weight += _weight(record)
             try:
                 data = encode_record(record)
             except Exception as error:  # whatever an extension has put into a message, its engine goes on
                 reason = f"a record cannot be written: {error}"
                 break
-            batch.append(_LENGTH.pack(len(data)))
-            batch.append(data)
-            size += len(data)
-        if not batch:
+            frame_bytes += _LENGTH.pack(len(data))
+            frame_bytes += data
+        if not frame_bytes:
             return reason or self._reason
-        frame = _framed(b"".join(batch))
+        frame = _framed(frame_bytes)
         _write_whole(self._file, frame)
         self._length += len(frame)
         self._num_written += weight
@@ -210,16 +226,15 @@ class RunLogWriter:
 
 def _weight(record: RunRecord) -> int:
     """About how many bytes wait with it."""
-    match record:
-        case Decided():
-            return _LEAST_WEIGHT + 2 * record.rows.nbytes + record.block_writes.nbytes
-        case Received():
-            return _LEAST_WEIGHT + 8 * len(getattr(record.message, "prompt_token_ids", ()))
-        case _:
-            return _LEAST_WEIGHT
+    # one comparison for what most records are: this runs in the step
+    if type(record) is Decided:
+        return _LEAST_WEIGHT + 2 * record.rows.nbytes + record.block_writes.nbytes
+    if type(record) is Received:
+        return _LEAST_WEIGHT + 8 * len(getattr(record.message, "prompt_token_ids", ()))
+    return _LEAST_WEIGHT
 
 
-def _framed(records: bytes) -> bytes:
+def _framed(records: bytes | bytearray) -> bytes:
     packed = zlib.compress(records, _EFFORT)
     return _FRAME.pack(len(packed), zlib.crc32(packed)) + packed
 

@@ -30,6 +30,7 @@ class AttentionCase:
     is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
+    has_slopes: bool = False
     # a value is the beginning of its key, and kept once
     values_in_keys: bool = False
     # positions [first, end) of every sequence that see each other, as far as they are there
@@ -39,7 +40,9 @@ class AttentionCase:
         parts = [f"{n}of{length}" for n, length in self.sequences[:3]]
         parts += [f"h{self.num_heads}/{self.num_kv_heads}", f"d{self.head_dim}", f"b{self.block_size}"]
         parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
-        parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
+        parts += (
+            [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks + ["slopes"] * self.has_slopes
+        )
         parts += ["latent"] * self.values_in_keys + ["chunks"] * self.is_chunked
         parts += [f"together{self.together[0]}to{self.together[1]}"] if self.together else []
         parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
@@ -98,6 +101,8 @@ ATTENTION_CASES = (
     *(AttentionCase(has_sinks=True, sliding_window=w, sequences=s, dtype=d)
       for w in (0, 20) for s in (MIX, ONES, LONG) for d in DTYPES),
     AttentionCase(has_sinks=True, soft_cap=20.0, sliding_window=40, sequences=LONG, num_heads=6, block_size=8),
+    *(AttentionCase(has_slopes=True, sequences=s, dtype=d) for s in (MIX, ONES, LONG) for d in DTYPES),
+    AttentionCase(has_slopes=True, has_sinks=True, soft_cap=20.0, sliding_window=40, cache_dtype=torch.int8),
     AttentionCase(sequences=((130, 130), (100, 400))),  # more rows than one tile
     AttentionCase(sequences=((0, 0), (0, 5), (1, 1))),
     *(_latent(dtype=d, sequences=s) for d in DTYPES for s in (MIX, ONES, LONG)),

@@ -16,6 +16,9 @@ Diverse beam search (num_groups > 1) runs a search like that of width / num_grou
 go in order, and `diversity_penalty` times the number of beams of earlier groups that run on with a token in this step
 (rule 3, also in the last step; a group that has ended counts nothing) is taken from that token's log-probability.
 
+Penalties act on the log-probabilities of a beam, as the tokens before say, and these are not normalised again. `top_p`
+and `top_k` then leave the likeliest continuations of each beam, at least two and one more than there are stop tokens.
+
 What accumulates: rules 1 to 5 add up penalised log-probabilities, so a penalty stays in a beam's sum for good, and the
 result is ordered by penalised score over all groups. `cumulative_logprob` of a hypothesis is the sum without penalties.
 Without groups the two are the same.
@@ -51,6 +54,11 @@ class BeamSettings:
     temperature: float = 1.0
     num_groups: int = 1
     diversity_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -157,7 +165,7 @@ class _Group:
         num_needed = self.width * (1 + len(self.settings.stop_ids)) + 2
         order = np.argsort(-totals, axis=None, kind="stable")[:num_needed]
         lines = []
-        for index in order.tolist():
+        for index in order[np.isfinite(totals.ravel()[order])].tolist():
             parent, token = divmod(index, raw.shape[1])
             beam = self.running[parent]
             logprobs = (*beam.logprobs, float(raw[parent, token]))
@@ -170,7 +178,27 @@ class _Group:
         values /= self.settings.temperature or 1.0
         values -= values.max(axis=1, keepdims=True)
         values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
+        for beam, row in zip(self.running, values, strict=True):
+            self._penalise(row, beam.tokens)
+            row[self._excluded(row)] = -np.inf
         return values
+
+    def _penalise(self, row: npt.NDArray[np.float64], output: tuple[int, ...]) -> None:
+        settings = self.settings
+        said = sorted({*self.prompt, *output})
+        row[said] *= np.where(row[said] > 0, 1 / settings.repetition_penalty, settings.repetition_penalty)
+        for token, count in Counter(output).items():
+            row[token] -= settings.presence_penalty + settings.frequency_penalty * count
+
+    def _excluded(self, row: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """By top_k and top_p; the likeliest first."""
+        order = np.argsort(-row, kind="stable")
+        count = self.settings.top_k or len(row)
+        if self.settings.top_p < 1:
+            shares = np.exp(row[order]) / np.exp(row).sum()
+            before = np.cumsum(shares) - shares
+            count = min(count, int((before < self.settings.top_p).sum()))
+        return order[max(count, 2, 1 + len(self.settings.stop_ids)) :]
 
     def _keep(self, ended: list[_Line], length: int) -> None:
         for line in ended:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
@@ -22,6 +23,7 @@ from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.shared_blocks import transfers_with
 from quire.engine_core.scheduler.speculation import Speculation
+from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf, WorkerHalf
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
 from quire.kv_connectors.memory.store import PrefixStore
@@ -35,6 +37,15 @@ from quire.testing.simulator.connector import SimulatedConnector, SimulatedTiere
 from quire.testing.simulator.executor import SimulatedDrafts, SimulatedExecutor
 
 FULL = KVGroup(("layer",))
+
+
+def loaded_adapters(number: int) -> EngineAdapters:
+    """Numbers 1 ... number, of workers that read at once."""
+    adapters = EngineAdapters(lambda name, args: {"state": "ready", "error": None, "content": ""}, number)
+    for one in range(1, number + 1):
+        adapters.load(f"adapter {one}", "/")
+        adapters.state(one)
+    return adapters
 
 
 class ManyDrafts:
@@ -95,7 +106,7 @@ class CoreUnderTest:
         num_drafts: int = 0,
         speculation: Speculation | None = None,
         constraints: Sequence[Constraint] = (),
-        adapters: Set[int] = frozenset(),
+        adapters: EngineAdapters | None = None,
         store: PrefixStore | None = None,
         tiers: Tiers | None = None,
         free_order: Sequence[int] | None = None,
@@ -103,6 +114,8 @@ class CoreUnderTest:
         check_invariants: bool = True,
         recorder: Recorder | None = None,
         tenant_cache_share: float | None = None,
+        target_seconds: float = 0.0,
+        stretch: float = 1.0,
         checkpoint_interval: int = 8,
         checkpoint_share: float = 0.5,
         make_manager: Callable[..., KVCacheManager] = KVCacheManager,
@@ -157,7 +170,7 @@ class CoreUnderTest:
             self.rows,
             make_policy(policy, **(policy_options or {})) if isinstance(policy, str) else policy,
             recovery,
-            max_num_batched_tokens=budget,
+            budget=StepBudget(budget, target_seconds, costs.per_step, costs.per_token, stretch, least=2),
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             speculation=speculation,

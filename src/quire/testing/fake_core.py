@@ -38,6 +38,7 @@ from quire.messages import (
     sequence_id_of,
     split_sequence_id,
 )
+from quire.observability.step_times import NoStepTimes
 from quire.testing.fake_beams import BeamTokens, FakeBeams
 from quire.testing.fake_observation import OBSERVING, observing_operations
 
@@ -121,6 +122,8 @@ class FakeCore:
     failures    number of tokens -> why a sequence fails when it has so many
     hold_at     sequences wait when they have so many tokens
     """
+
+    times = NoStepTimes()
 
     def __init__(
         self,
@@ -275,10 +278,16 @@ class FakeCore:
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None: ...
 
+    def held_in_cache(self) -> CacheChanged | None:
+        return None
+
     def loss_descriptors(self) -> tuple[int, ...]:
         return ()
 
     def check_workers(self) -> None: ...
+
+    def tend(self, now: float) -> float | None:
+        return None
 
     def shutdown(self) -> None:
         self.is_shut_down = True

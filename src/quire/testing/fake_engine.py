@@ -56,9 +56,10 @@ _TEMPLATE = (
 
 
 def write_byte_checkpoint(
-    folder: Path, *, max_model_len: int = 512, generation_config: dict[str, Any] | None = None
+    folder: Path, *, max_model_len: int = 512, generation_config: dict[str, Any] | None = None, **config_keys: Any
 ) -> Path:
-    """A folder with a tokenizer of one token a byte, a chat template and a config.json, without weights."""
+    """A folder with a tokenizer of one token a byte, a chat template and a config.json, without weights.
+    `config_keys`: what config.json says otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_tokenizer_json())
     config = {
@@ -68,6 +69,7 @@ def write_byte_checkpoint(
         "max_position_embeddings": max_model_len,
         "eos_token_id": FIRST_SPECIAL,
         "dtype": "float32",
+        **config_keys,
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE, "eos_token": END}))
@@ -248,9 +250,9 @@ class FakeAsyncLLM(AsyncLLM):
 
 
 def unstarted_engine(folder: Path, hooks: Sequence[Hook] = (), **checkpoint: Any) -> FakeAsyncLLM:
-    """Not started yet. `checkpoint`: max_model_len, generation_config."""
+    """Not started yet. `checkpoint`: as of `write_byte_checkpoint`."""
     write_byte_checkpoint(folder, **checkpoint)
-    config, _ = resolve(EngineOptions(model=str(folder), served_model_name="byte-model", device="cpu"))
+    config, _ = resolve(EngineOptions(model=str(folder), served_model_name=("byte-model",), device="cpu"))
     link = ScriptedLink(config)
     made = hooks_of(config, hooks)
     renderer = Renderer.from_config(config)

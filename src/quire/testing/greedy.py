@@ -37,8 +37,14 @@ def reference_generate(model: Any, prompt: list[int], num_tokens: int) -> Refere
     # its name is changing from model to model
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     step = prompt
-    for _ in range(num_tokens):
-        result = model(torch.tensor([step]), use_cache=True, **{name: cache})
+    # what Transformers counts from 0 in every call, unless it is told
+    tells_positions = model.config.model_type == "bamba"
+    for number in range(num_tokens):
+        more = {name: cache}
+        if tells_positions:
+            first = 0 if cache is None else len(prompt) + number - 1
+            more["position_ids"] = torch.arange(first, first + len(step))[None]
+        result = model(torch.tensor([step]), use_cache=True, **more)
         cache = getattr(result, name)
         best = result.logits[0, -1].float().topk(2)
         tokens.append(int(best.indices[0]))

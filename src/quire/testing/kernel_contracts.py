@@ -59,6 +59,7 @@ class AttentionKernels(Protocol):
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
         ends_T: Tensor | None = None,
+        slopes_H: Tensor | None = None,
     ) -> None: ...
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
@@ -110,9 +111,10 @@ class _Reference:
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
         ends_T: Tensor | None = None,
+        slopes_H: Tensor | None = None,
     ) -> None:
         tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        reference.paged_attention(*tensors, sinks_H, ends_T, scale, sliding_window, is_chunked, soft_cap)
+        reference.paged_attention(*tensors, sinks_H, ends_T, scale, sliding_window, is_chunked, soft_cap, slopes_H)
 
 
 REFERENCE = _Reference()
@@ -134,6 +136,7 @@ class PagedBatch:
     key_TKD: Tensor
     value_TKE: Tensor
     ends_T: Tensor | None = None
+    slopes_H: Tensor | None = None
     options: dict[str, float | int] = field(default_factory=dict)
 
     @property
@@ -158,6 +161,7 @@ class PagedBatch:
             soft_cap=soft_cap,
             sinks_H=self.sinks_H,
             ends_T=self.ends_T,
+            **({} if self.slopes_H is None else {"slopes_H": self.slopes_H}),
         )
         return out
 
@@ -202,6 +206,7 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
         key_TKD=key_TKD,
         value_TKE=key_TKD[..., :value_dim] if case.values_in_keys else value_TKE,
         ends_T=None if case.together is None else torch.tensor(case.ends, dtype=torch.int32, device=device),
+        slopes_H=normal(case.num_heads).float().abs() / 32 if case.has_slopes else None,
         options={"sliding_window": case.sliding_window, "is_chunked": case.is_chunked, "soft_cap": case.soft_cap},
     )
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
@@ -246,6 +251,9 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
             visible &= chunk[length - num_rows :, None] == chunk
         key_HPD, value_HPE = key_KPD.repeat_interleave(group_size, 0), value_KPE.repeat_interleave(group_size, 0)
         mask = visible.to(query_HQD.device)
+        if batch.slopes_H is not None:
+            bias = -batch.slopes_H[:, None, None] * distance.to(query_HQD.device)
+            mask = bias.masked_fill(~mask, -torch.inf)
         out = F.scaled_dot_product_attention(query_HQD, key_HPD, value_HPE, attn_mask=mask, scale=batch.scale)
         outputs.append(out.transpose(0, 1))
         row, token = row + num_rows, token + length
@@ -304,6 +312,7 @@ def check_attention_of_ranks(kernels: AttentionParts, case: AttentionCase, size:
                 is_chunked=case.is_chunked,
                 soft_cap=case.soft_cap,
                 sinks_H=batch.sinks_H if rank == 0 else None,
+                slopes_H=batch.slopes_H,
                 ends_T=batch.ends_T,
             )
         )

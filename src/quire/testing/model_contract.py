@@ -15,9 +15,12 @@ from quire.worker.model_loader import load_model
 ATOL = 1e-4
 
 
-def check_against_transformers(path: Path, prompt: Sequence[int], atol: float = ATOL, **options: Any) -> nn.Module:
-    """Load the checkpoint in float32, compare its logits, and return the model. `options` are those of a worker."""
-    expected = transformers_logits(path, prompt)
+def check_against_transformers(
+    path: Path, prompt: Sequence[int], atol: float = ATOL, *, reference: str = "eager", **options: Any
+) -> nn.Module:
+    """Load the checkpoint in float32, compare its logits, and return the model. `options` are those of a worker,
+    `reference` is the attention of Transformers."""
+    expected = transformers_logits(path, prompt, reference)
     assert expected.std() > 0.05, "the reference says nothing: all logits are alike"
     model = load_model(worker_config(path, **options))
     torch.testing.assert_close(ModelHarness(model).run(0, prompt), expected, atol=atol, rtol=0)
@@ -47,10 +50,10 @@ def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: T
         torch.testing.assert_close(harness.step({0: prompt[29:end]})[0], expected[29:end], atol=atol, rtol=0)
 
 
-def transformers_logits(path: Path, prompt: Sequence[int]) -> Tensor:
+def transformers_logits(path: Path, prompt: Sequence[int], reference: str = "eager") -> Tensor:
     """The reference: the whole prompt at once, without a cache, with the plainest attention."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=reference).eval()
     with torch.no_grad():
         return model(torch.tensor([list(prompt)]), use_cache=False).logits[0]

@@ -51,6 +51,11 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+_MORE_EXPERTS = {
+    "n_routed_experts": 4, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+
 _SHARED_EXPERT = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1],
     "shared_expert_intermediate_size": 48, "use_sliding_window": True, "sliding_window": _WINDOW,
@@ -83,6 +88,20 @@ _GRANITE = {
     "intermediate_size": 32, "shared_intermediate_size": 48, "mamba_n_heads": 8, "mamba_n_groups": 2,
     "mamba_d_state": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
+}  # fmt: skip
+
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24}
+_FALCON_H1 = {
+    **_MAMBA2, "mamba_d_head": 12, "mamba_d_ssm": 96, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.8, 1.2], "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7], "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.6, "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.4, "key_multiplier": 0.7,
+    "mamba_rms_norm": False,
+}  # fmt: skip
+_NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "mamba_num_heads": 8,
+    "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "head_dim": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
 }  # fmt: skip
 
 # 3 of 5 layers keep keys and values: 2 with a window, and 1 without, which keeps twice as much of a token
@@ -156,7 +175,61 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True},
     ),
-    "smollm3": ("smollm3", {}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+        },
+    ),
+    "bamba": ("bamba", {**_MAMBA2, "mamba_d_head": 16, "attn_layer_indices": [1]}),
+    "falcon_h1": ("falcon_h1", _FALCON_H1),
+    "falcon_h1_norm": ("falcon_h1", {**_FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "nemotron_h": ("nemotron_h", _NEMOTRON_H),
+    "minimax": (
+        "minimax",
+        {
+            **_EXPERTS,
+            "head_dim": 16,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "block_size": 16,
+            "linear_attn_alpha_factor": 1.2,
+            "linear_attn_beta_factor": 0.8,
+            "full_attn_alpha_factor": 1.1,
+            "mlp_beta_factor": 0.9,
+        },
+    ),
+    "mamba": ("mamba", {"state_size": 12}),
+    "falcon_mamba": ("falcon_mamba", {"state_size": 12, "use_bias": True}),
+    "jamba": (
+        "jamba",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 12,
+        },
+    ),
+    # positions as slopes of attention, and branches side by side
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "bloom_norm": (
+        "bloom",
+        {"n_layer": 2, "n_head": 6, "hidden_size": 48, "apply_residual_connection_post_layernorm": True},
+    ),
+    "mpt": ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
+    "falcon": ("falcon", {"ffn_hidden_size": 128}),
+    "falcon_alibi": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon_new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_new_norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
     "deepseek_v3_halves": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "rope_interleave": False}),
@@ -182,9 +255,37 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo_v2_flash": ("mimo_v2_flash", _MIMO),
     "gemma4": ("gemma4_text", _GEMMA4),
     "gemma4_moe": ("gemma4_text", _GEMMA4_EXPERTS),
+    # more that run through Transformers
+    **{
+        name: (name, {})
+        for name in ("olmo", "phi", "ministral3", "ernie4_5", "nemotron", "apertus", "arcee", "persimmon", "bitnet")
+    },
+    **{
+        name: (name, {"head_dim": 16})
+        for name in ("seed_oss", "glm", "glm4", "hunyuan_v1_dense", "helium", "vaultgemma")
+    },
+    **{name: (name, {"sliding_window": _WINDOW, "layer_types": _ALTERNATING}) for name in ("cohere2", "exaone4")},
+    "ministral": ("ministral", {"sliding_window": _WINDOW, "layer_types": _ALTERNATING, "head_dim": 16}),
+    **{name: (name, {**_MORE_EXPERTS, "head_dim": 16}) for name in ("glm4_moe", "minimax_m2", "hy_v3", "solar_open")},
+    "glm4_moe_norm": (
+        "glm4_moe",
+        {**_MORE_EXPERTS, "head_dim": 16, "use_qk_norm": True, "attention_bias": True, "n_group": 2},
+    ),
+    **{name: (name, {**_MORE_EXPERTS, "head_dim": 16}) for name in ("exaone_moe", "afmoe")},
+    **{name: (name, _EXPERTS) for name in ("granitemoe", "phimoe")},
+    **{name: (name, {"num_experts": 4, "num_experts_per_tok": 2}) for name in ("olmoe", "flex_olmo")},
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+    ),
+    "gpt_bigcode": ("gpt_bigcode", _GPT2),
+    **{name: (name, {**_GPT2, "rotary_dim": 8, "n_inner": 128}) for name in ("codegen", "gptj")},
     # refused, each for a reason of its own
-    "mamba": ("mamba", {}),
-    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    **{
+        name: (name, {})
+        for name in ("diffllama", "doge", "gpt_neox_japanese", "kimi_linear", "olmo_hybrid", "recurrent_gemma", "xglm")
+    },
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
 }

@@ -45,6 +45,8 @@ class EngineSettings:
     tenant_cache_share: float | None = None
     # blocks go on living elsewhere in so many bytes, where no window and no state is; 0: they do not
     tier_bytes: int = 0
+    # between tokens of an answer; 0: no target
+    target_seconds: float = 0.0
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
@@ -65,6 +67,7 @@ class EngineSettings:
             tiers=self._tiers() if may_have_store else None,
             recorder=DecisionRecorder(1 << 16, lambda: 0.0) if self.is_recorded else None,
             tenant_cache_share=self.tenant_cache_share,
+            target_seconds=self.target_seconds,
         )
 
     def _tiers(self) -> Tiers | None:
@@ -125,6 +128,8 @@ def random_engine(seed: int) -> EngineSettings:
         # drawn last, so that what was found before is found again
         tenant_cache_share=pick.choice([None, None, None, 0.0, 0.3]),
         tier_bytes=pick.choice([0, 500, 1 << 20]),
+        # a step of one token and a few more
+        target_seconds=pick.choice([0.0] * 9 + [1e-9, 1.02e-3, 1.1e-3]),
     )
 
 
