@@ -171,7 +171,8 @@ def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
             response = await made(server)
             await until(server, lambda: server.fake.running)
             path = f"/v1/responses/{response['id']}/cancel"
-            assert (await other.post(path, {})).json()["status"] in ("queued", "in_progress")
+            # It is the other server that runs it, so the answer may come before the end or after it.
+            assert (await other.post(path, {})).json()["status"] in ("queued", "in_progress", "cancelled")
             await until(server, lambda: server.fake.aborted)
             assert (await over(server, response["id"]))["status"] == "cancelled"
             assert (await seen(other, response["id"]))["status"] == "cancelled"
