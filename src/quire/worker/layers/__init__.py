@@ -13,7 +13,7 @@ from quire.worker.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, PlainNorm, RMSNorm
+from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, PlainNorm, ProjectionNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
 from quire.worker.layers.ranks import tensor_parallel
 from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, LinearAttention, StateSpaceScan
@@ -38,6 +38,7 @@ __all__ = [
     "NoPositions",
     "PlainMLP",
     "PlainNorm",
+    "ProjectionNorm",
     "QKVParallelLinear",
     "RMSNorm",
     "ReplicatedLinear",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from quire.worker import kernels
 from quire.worker.kernels import reference
 from quire.worker.layers.parameter import Part, make_parameter
+from quire.worker.layers.ranks import current_group
 
 
 class RMSNorm(nn.Module):
@@ -42,6 +43,36 @@ class PlainNorm(RMSNorm):
         super().__init__(size, eps)
         del self.weight
         self.register_buffer("weight", torch.ones(size), persistent=False)
+
+
+class ProjectionNorm(nn.Module):
+    """A norm over the outputs of a projection whose heads ranks share: over those of all ranks together.
+
+    They are brought together, so that each rank divides by the number that one worker would, to the last bit. Sums of
+    squares would be less to exchange, and rounded otherwise for each number of ranks.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        """`size`: of all ranks."""
+        super().__init__()
+        self.group = current_group()
+        self.weight = make_parameter(size)
+        self.eps = eps
+
+    def forward(self, x_TF: Tensor) -> Tensor:
+        """Of this rank's outputs, which are as many."""
+        group, num_own = self.group, x_TF.shape[1]
+        if group.size == 1:
+            return self._normed(x_TF)
+        # a head of keys that there are too few of is kept by several ranks, and counts once
+        num_shares = len(self.weight) // num_own
+        gathered = group.all_gather(x_TF.contiguous(), group.size * num_own).unflatten(1, (num_shares, -1, num_own))
+        normed = self._normed(gathered[:, :, 0].flatten(1))
+        return normed.narrow(1, group.rank * num_shares // group.size * num_own, num_own)
+
+    def _normed(self, x_TF: Tensor) -> Tensor:
+        source = reference if torch.compiler.is_compiling() else kernels
+        return source.rms_norm(x_TF, self.weight, self.eps)
 
 
 class GatedRMSNorm(nn.Module):

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.errors import ModelError
-from quire.worker.layers import RMSNorm, RotaryEmbedding
+from quire.worker.layers import ProjectionNorm, RotaryEmbedding
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaModel, PostNormDecoderLayer, complete_kv_heads
@@ -15,15 +14,10 @@ from quire.worker.models.llama import LlamaAttention, LlamaModel, PostNormDecode
 
 class Olmo2Attention(LlamaAttention):
     def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
-        bias = config.attention_bias
+        bias = getattr(config, "attention_bias", False)
         super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias)
-        if self.attn.num_heads != config.num_attention_heads:
-            raise ModelError(
-                "tensor_parallel_size: this model normalises the queries of all heads together, of which a worker has "
-                "some. Use pipeline_parallel_size, or one worker."
-            )
-        self.q_norm = RMSNorm(config.num_attention_heads * self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.num_key_value_heads * self.head_dim, config.rms_norm_eps)
+        self.q_norm = ProjectionNorm(config.num_attention_heads * self.head_dim, config.rms_norm_eps)
+        self.k_norm = ProjectionNorm(config.num_key_value_heads * self.head_dim, config.rms_norm_eps)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
