@@ -17,6 +17,7 @@ SAMPLE = ["llama", "qwen3_moe", "deepseek_v3_groups", "lfm2"]
 OTHERS = [
     "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2",
     "llama4", "qwen3_next", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3", "gemma4",
+    "olmo2", "minimax_m2",
 ]  # fmt: skip
 WAYS = ways(40)
 # those with several block tables, or states, need more for one request
@@ -114,7 +115,12 @@ def log_probabilities(path, **options):
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("llama", {"dtype": "bfloat16"}), ("qwen2", {"dtype": "float32"}), ("mistral", {"quantization": "int8"})],
+    [
+        ("llama", {"dtype": "bfloat16"}),
+        ("qwen2", {"dtype": "float32"}),
+        ("mistral", {"quantization": "int8"}),
+        ("olmo2", {"dtype": "bfloat16"}),
+    ],
     ids=str,
 )
 def test_log_probabilities_have_the_same_bits_with_one_rank_and_with_two(tmp_path, family, options):

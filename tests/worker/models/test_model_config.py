@@ -139,7 +139,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     only_for_completion |= {"attn_layer_indices", "mamba_d_ssm", "hybrid_override_pattern", "mamba_hidden_act"}
     only_for_completion |= {"hidden_act"} if model_type in ("mamba", "falcon_mamba") else set()
     only_for_completion |= {"num_kv_heads", "num_ln_in_parallel_attn"}
-    only_for_completion |= {"block_ff_dim", "tie_embedding"}
+    only_for_completion |= {"block_ff_dim", "tie_embedding", "rotary_dim"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
@@ -249,6 +249,13 @@ def test_gemma_3_in_every_spelling(spelling, tmp_path):
 def test_gemma_3_that_looks_ahead_is_refused(tmp_path):
     with pytest.raises(ModelError, match="use_bidirectional_attention=true"):
         ours(write(tmp_path, model_type="gemma3_text", use_bidirectional_attention=True))
+
+
+@pytest.mark.parametrize("more", [{}, {"partial_rotary_factor": 0.25}])
+def test_minimax_m2_as_it_was_published_says_how_many_numbers_of_a_head_turn(more, tmp_path):
+    shape = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 256}
+    assert_same(write(tmp_path, model_type="minimax_m2", **shape, rotary_dim=16, rope_theta=2e6, **more))
+    assert RotaryEmbedding.from_config(ours(tmp_path), 64).cos_sin_cache.shape[1] == (8 if more else 16)
 
 
 def test_opt_350m(tmp_path):

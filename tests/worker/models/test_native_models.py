@@ -19,7 +19,7 @@ NATIVE = (
     "deepseek_v3_bias llama4 llama4_dense gpt_oss gemma4 gemma4_moe lfm2 mamba2 granitemoehybrid "
     "granitemoehybrid_dense gemma3 gemma3_cap lfm2_moe bamba falcon_h1 falcon_h1_norm nemotron_h minimax "
     "bloom bloom_norm mpt falcon falcon_alibi falcon_new falcon_new_norm mamba falcon_mamba jamba "
-    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm"
+    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.layers import LinearAttention, ReplicatedLinear, RMSNorm, RotaryEmbedding, VocabEmbedding, activation
 from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
+from quire.worker.models.checkpoint_map import CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaAttention, complete_kv_heads, make_norm
-from quire.worker.models.mixtral import make_mlp
+from quire.worker.models.mixtral import MODULES, PROJECTIONS, make_mlp
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
@@ -108,8 +108,8 @@ def complete_config(config: Any) -> None:
 class MiniMaxForCausalLM(CausalLM):
     architectures = ("MiniMaxForCausalLM",)
     checkpoint_map = CheckpointMap(
-        modules={"block_sparse_moe": "mlp", "w2": "down_proj"},
-        merged={**MERGED, "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1)},
+        modules=MODULES,
+        merged=PROJECTIONS,
         # tables that follow from the number of a layer and a head
         ignored=(".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay", ".rotary_emb.inv_freq"),
         convert=split_experts,

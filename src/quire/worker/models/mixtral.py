@@ -12,6 +12,10 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel, complete_kv_heads
 from quire.worker.models.mistral import make_attention
 
+# What the checkpoints of Mixtral, and of others after it, call otherwise.
+MODULES = {"block_sparse_moe": "mlp", "w2": "down_proj"}
+PROJECTIONS = {**MERGED, "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1)}
+
 
 def make_mlp(config: Any, index: int) -> nn.Module:
     routing = Routing(config.num_experts_per_tok)
@@ -20,10 +24,7 @@ def make_mlp(config: Any, index: int) -> nn.Module:
 
 class MixtralForCausalLM(CausalLM):
     architectures = ("MixtralForCausalLM",)
-    checkpoint_map = CheckpointMap(
-        modules={"block_sparse_moe": "mlp", "w2": "down_proj"},
-        merged={**MERGED, "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1)},
-    )
+    checkpoint_map = CheckpointMap(modules=MODULES, merged=PROJECTIONS)
     config_defaults = {
         "vocab_size": 32_000,
         "hidden_size": 4096,
