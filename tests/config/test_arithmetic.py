@@ -82,6 +82,22 @@ def test_llama_4_has_experts_in_every_second_layer_and_chunks_in_three_of_four()
     assert shape.experts.num_layers == 1
 
 
+HUNYUAN_3 = {
+    "model_type": "hy_v3", "hidden_size": 4096, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 13312, "moe_intermediate_size": 1536,
+    "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1, "vocab_size": 120832,
+    "mlp_layer_types": ["dense", *["sparse"] * 79],
+}  # fmt: skip
+
+
+def test_layers_with_experts_may_be_named_one_by_one() -> None:
+    shape = ModelShape.of(HUNYUAN_3)
+    assert shape.num_parameters == pytest.approx(295e9, rel=0.01)
+    assert shape.num_active_parameters == pytest.approx(21e9, rel=0.02)
+    assert shape.experts is not None
+    assert (shape.experts.num_layers, shape.experts.shared_size) == (79, 1536)
+
+
 def test_the_roofline_of_an_h100() -> None:
     assert H100.ridge == pytest.approx(300, rel=0.01)
     assert H100.compute_bound_batch(bytes_per_weight=2) == pytest.approx(300, rel=0.01)

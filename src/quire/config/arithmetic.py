@@ -33,6 +33,7 @@ _OTHER_ARITHMETIC = {
 
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NUM_SHARED = ("n_shared_experts", "num_shared_experts")
 # Llama 4's name for the layers without experts; its intermediate_size is that of an expert.
 # of models that call it as those with gates do
 _NO_GATES = ("bert", "roberta", "xlm-roberta")
@@ -68,7 +69,8 @@ class ExpertShape:
             return None
         num_experts = size_of(config, *_NUM_EXPERTS)
         inner = size_of(config, "moe_intermediate_size", "intermediate_size")
-        shared = count_of(config, "shared_expert_intermediate_size") or count_of(config, "n_shared_experts") * inner
+        num_shared = sum(count_of(config, name) for name in _NUM_SHARED)
+        shared = count_of(config, "shared_expert_intermediate_size") or num_shared * inner
         if config.get(_DENSE_SIZE):
             # a shared expert is as large as the others
             shared = inner
@@ -88,6 +90,9 @@ class ExpertShape:
 def _has_experts(config: dict[str, Any], index: int) -> bool:
     """Whether this layer has them: every one, unless config.json says something else in one of the known ways."""
     dense, sparse = config.get("mlp_only_layers"), config.get("moe_layers")
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return kinds[index : index + 1] == ["sparse"]
     if isinstance(sparse, list):
         return index in sparse
     if index < count_of(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):

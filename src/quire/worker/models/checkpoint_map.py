@@ -80,7 +80,7 @@ class CheckpointMap:
 
     # module of the checkpoint -> (module of the model, part)
     merged: Mapping[str, tuple[str, Part]] = field(default_factory=dict)
-    # module of the checkpoint -> its name here, wherever it stands in a name
+    # module of the checkpoint -> its name here, wherever it stands in a name; an empty one is left out
     modules: Mapping[str, str] = field(default_factory=dict)
     # beginning of a name -> what stands there instead; the first that fits
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,10 @@ class CheckpointMap:
             if name.startswith(prefix):
                 name = other + name.removeprefix(prefix)
                 break
-        return ".".join(self.modules.get(part, part) for part in name.split(".")) if self.modules else name
+        if not self.modules:
+            return name
+        parts = (self.modules.get(part, part) for part in name.split("."))
+        return ".".join(part for part in parts if part)
 
     def _converted(self, name: str, weight: Weight) -> list[tuple[str, Weight]]:
         try:
