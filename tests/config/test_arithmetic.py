@@ -98,6 +98,28 @@ def test_layers_with_experts_may_be_named_one_by_one() -> None:
     assert (shape.experts.num_layers, shape.experts.shared_size) == (79, 1536)
 
 
+ERNIE_4_5 = {
+    "model_type": "ernie4_5_moe", "hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20,
+    "num_key_value_heads": 4, "intermediate_size": 12288, "moe_intermediate_size": 1536, "moe_num_experts": 64,
+    "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 27,
+    "moe_layer_interval": 1, "tie_word_embeddings": True, "vocab_size": 103424,
+}  # fmt: skip
+
+
+def test_ernie_has_experts_from_one_layer_to_another() -> None:
+    shape = ModelShape.of(ERNIE_4_5)
+    assert shape.num_parameters == pytest.approx(21.8e9, rel=0.01)
+    assert shape.num_active_parameters == pytest.approx(3.3e9, rel=0.05)
+    for changes, num_layers in (
+        ({"moe_layer_end_index": -1}, 27),
+        ({"moe_layer_end_index": 9, "moe_layer_start_index": 4}, 6),
+        ({"moe_layer_interval": 2}, 14),
+    ):
+        experts = ModelShape.of({**ERNIE_4_5, **changes}).experts
+        assert experts is not None
+        assert experts.num_layers == num_layers
+
+
 def test_the_roofline_of_an_h100() -> None:
     assert H100.ridge == pytest.approx(300, rel=0.01)
     assert H100.compute_bound_batch(bytes_per_weight=2) == pytest.approx(300, rel=0.01)
@@ -125,10 +147,10 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"text_config": {"moe_num_experts": 128}}, "moe_num_experts=128: the model is a mixture of experts"),
+        ({"text_config": {"moe_num_experts": [64, 64]}}, "moe_num_experts=[64, 64]: must be a whole number"),
         (
             {"num_local_experts": 8, "intermediate_size": 9},
-            "none of num_experts_per_tok, experts_per_token, top_k_experts is there",
+            "none of num_experts_per_tok, experts_per_token, top_k_experts, moe_k is there",
         ),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),

@@ -19,7 +19,10 @@ SAMPLE = {
     "ahead": "deepseek_v2",
     "drafts": "qwen3_next",
 }
-OTHERS = ["qwen2_moe", "deepseek_v2_groups", "deepseek_v3_groups", "llama4", "granitemoehybrid", "minimax_m2", "hy_v3"]
+OTHERS = [
+    "qwen2_moe", "deepseek_v2_groups", "deepseek_v3_groups", "llama4", "granitemoehybrid", "minimax_m2", "hy_v3",
+    "ernie4_5_moe",
+]  # fmt: skip
 WAYS = ways(96)
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 

@@ -23,7 +23,6 @@ _LATENT = "the model's attention keeps latent vectors"
 _ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 # Whose formulas are others.
 _OTHER_ARITHMETIC = {
-    "moe_num_experts": "the model is a mixture of experts of another kind",
     "kv_lora_rank": _LATENT,
     **dict.fromkeys(
         ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "conv_L_cache"),
@@ -32,8 +31,12 @@ _OTHER_ARITHMETIC = {
 }
 
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_NUM_SHARED = ("n_shared_experts", "num_shared_experts")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_TOP_K = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k")
+# the first layer that has them, and of how many layers one has
+_FIRST = ("first_k_dense_replace", "moe_layer_start_index")
+_STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 # Llama 4's name for the layers without experts; its intermediate_size is that of an expert.
 # of models that call it as those with gates do
 _NO_GATES = ("bert", "roberta", "xlm-roberta")
@@ -77,7 +80,7 @@ class ExpertShape:
         return cls(
             num_layers=sum(_has_experts(config, index) for index in range(num_layers)),
             num_experts=num_experts,
-            top_k=min(num_experts, size_of(config, "num_experts_per_tok", "experts_per_token", "top_k_experts")),
+            top_k=min(num_experts, size_of(config, *_TOP_K)),
             inner_size=inner,
             shared_size=shared,
         )
@@ -95,9 +98,14 @@ def _has_experts(config: dict[str, Any], index: int) -> bool:
         return kinds[index : index + 1] == ["sparse"]
     if isinstance(sparse, list):
         return index in sparse
-    if index < count_of(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):
+    first = max(count_of(config, name) for name in _FIRST)
+    last = config.get("moe_layer_end_index")
+    if index < first or (isinstance(dense, list) and index in dense):
         return False
-    step = count_of(config, "decoder_sparse_step") or count_of(config, "interleave_moe_layer_step") or 1
+    # -1 is that of the model
+    if type(last) is int and 0 <= last < index:
+        return False
+    step = next((count_of(config, name) for name in _STEPS if config.get(name)), 1)
     return (index + 1) % step == 0
 
 

@@ -251,6 +251,12 @@ def test_gemma_3_that_looks_ahead_is_refused(tmp_path):
         ours(write(tmp_path, model_type="gemma3_text", use_bidirectional_attention=True))
 
 
+@pytest.mark.parametrize("last", [-1, 1])
+def test_the_last_layer_of_ernie_with_experts_may_be_that_of_the_model(last, tmp_path):
+    shape = {"num_hidden_layers": 3, "moe_layer_end_index": last}
+    assert "moe_layer_end_index" in assert_same(write(tmp_path, model_type="ernie4_5_moe", **shape))
+
+
 @pytest.mark.parametrize("more", [{}, {"partial_rotary_factor": 0.25}])
 def test_minimax_m2_as_it_was_published_says_how_many_numbers_of_a_head_turn(more, tmp_path):
     shape = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 256}

@@ -19,7 +19,7 @@ NATIVE = (
     "deepseek_v3_bias llama4 llama4_dense gpt_oss gemma4 gemma4_moe lfm2 mamba2 granitemoehybrid "
     "granitemoehybrid_dense gemma3 gemma3_cap lfm2_moe bamba falcon_h1 falcon_h1_norm nemotron_h minimax "
     "bloom bloom_norm mpt falcon falcon_alibi falcon_new falcon_new_norm mamba falcon_mamba jamba "
-    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2 hy_v3"
+    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2 hy_v3 ernie4_5_moe"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -81,6 +81,8 @@ def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
         ("granitemoehybrid", {"mamba_n_groups": 3}, ["mamba_n_heads, mamba_n_groups=8, 3", "multiple"]),
         ("granitemoehybrid", {"num_experts_per_tok": 0}, ["0 of 4 experts"]),
         ("hy_v3", {"mlp_layer_types": ["dense", "mixed", "sparse"]}, ["'mixed'", "dense or sparse", "3 layers"]),
+        ("ernie4_5_moe", {"use_bias": True}, ["use_bias=True", "model_impl=transformers"]),
+        ("ernie4_5_moe", {"moe_norm_min": 0.1}, ["moe_norm_min=0.1", "1e-12"]),
     ],
 )  # fmt: skip
 def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_path):
@@ -119,7 +121,7 @@ def test_layers_that_only_draft_are_left_out(tmp_path, prompt):
     assert torch.equal(found, ModelHarness(load_model(worker_config(path))).run(0, prompt))
 
 
-DRAFTING = {"hy_v3": "model.layers.3.eh_proj.weight"}
+DRAFTING = {"hy_v3": "model.layers.3.eh_proj.weight", "ernie4_5_moe": "model.mtp_linear_proj.0.weight"}
 
 
 @pytest.mark.parametrize("name", DRAFTING)
