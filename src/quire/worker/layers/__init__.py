@@ -19,6 +19,7 @@ from quire.worker.layers.ranks import tensor_parallel
 from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, LinearAttention, StateSpaceScan
 from quire.worker.layers.rotary import NoPositions, RotaryEmbedding
 from quire.worker.layers.selective_scan import SelectiveScan
+from quire.worker.layers.temperature import QueryTemperature
 from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "PlainNorm",
     "ProjectionNorm",
     "QKVParallelLinear",
+    "QueryTemperature",
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",

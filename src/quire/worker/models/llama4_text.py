@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.attention import Attention
-from quire.worker.layers import Experts, PlainNorm, QKVParallelLinear, RotaryEmbedding, Routing, RowParallelLinear
+from quire.worker.layers import (
+    Experts,
+    PlainNorm,
+    QKVParallelLinear,
+    QueryTemperature,
+    RotaryEmbedding,
+    Routing,
+    RowParallelLinear,
+)
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
@@ -37,18 +43,15 @@ class TurnedHeads(nn.Module):
 
 
 class TemperedQueries(nn.Module):
-    """No angles. The later a query stands, the larger it is, so that attention over a long text stays sharp."""
-
-    factors_P1: Tensor
+    """No angles: queries grow with their position."""
 
     def __init__(self, config: Any, num_positions: int) -> None:
         super().__init__()
         attn_scale = config.attn_scale if config.attn_temperature_tuning else 0.0
-        periods = torch.floor(torch.arange(1, num_positions + 1, dtype=torch.float32) / config.floor_scale)
-        self.register_buffer("factors_P1", (torch.log1p(periods) * attn_scale + 1.0)[:, None], persistent=False)
+        self.temperature = QueryTemperature(attn_scale, config.floor_scale, num_positions, first=1)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return kernels.weigh_experts(query.unsqueeze(1), F.embedding(positions, self.factors_P1)), key
+        return self.temperature(positions, query), key
 
 
 class Llama4Attention(nn.Module):
