@@ -61,12 +61,12 @@ def test_random_weights_are_told_by_what_they_are_made_from(model: Path) -> None
     assert fingerprint(model, "dummy", 1) in found
 
 
-@pytest.mark.parametrize("kind", ["longrope", "su", "llama3"])
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn", "llama3"])
 def test_angles_that_a_start_chooses_by_its_longest_sequence_count(model: Path, tmp_path: Path, kind: str) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(model, copied)
     config = json.loads((copied / "config.json").read_text())
-    config["rope_scaling"] = {"type": kind, "factor": 4.0}
+    config["rope_scaling"] = {"type": kind, "factor": 4.0} | ({"long_factor": [2.0]} if kind == "yarn" else {})
     (copied / "config.json").write_text(json.dumps(config))
     short, long, plain = (
         resolve(EngineOptions(model=str(copied), device="cpu", max_model_len=length, kv_store="host"))[0]

@@ -325,9 +325,9 @@ def _fingerprint(
 
 
 def _has_two_sets_of_angles(hf_config: dict[str, Any]) -> bool:
-    """longrope, once called su: one for short and one for long sequences, and a start chooses between them."""
+    """longrope, once called su or yarn: one for short and one for long sequences, and a start chooses between them."""
     config = str(hf_config)
-    return "longrope" in config or "'su'" in config
+    return any(word in config for word in ("longrope", "'su'", "long_factor"))
 
 
 def _grid(options: EngineOptions) -> RankGrid:

@@ -7,7 +7,8 @@ parameters to frequencies; the table of cosines and sines is float32 and made on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,14 +49,20 @@ class RotaryEmbedding(nn.Module):
                 f"config.json: rope_type={kind!r} is not among {', '.join(_KINDS)}. Try model_impl=transformers."
             )
         longest = getattr(config, "max_position_embeddings", None) or max_model_len
+        # beside the others, as Phi has it, it wins
+        original = getattr(config, "original_max_position_embeddings", None)
+        if original is not None:
+            parameters["original_max_position_embeddings"] = original
         parameters.setdefault("original_max_position_embeddings", longest)
-        if kind == "yarn":
+        if kind in ("yarn", "longrope"):
             parameters.setdefault("factor", longest / parameters["original_max_position_embeddings"])
         if kind == "dynamic" and max_model_len > longest:
             raise ModelError(
                 f"max_model_len={max_model_len}: rope_type=dynamic changes all angles beyond {longest} tokens, which "
                 f"keys in the cache cannot follow. Lower max_model_len to {longest}."
             )
+        # keys in a cache cannot follow a sequence that grows from short to long, so the choice is made once
+        parameters["is_long"] = max_model_len > parameters["original_max_position_embeddings"]
         try:
             frequencies, scale = _KINDS[kind](parameters, rotary_dim)
         except KeyError as error:
@@ -82,6 +89,48 @@ class NoPositions(nn.Module):
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor, head_dim: int) -> None:
         """Leave both as they are."""
+
+
+def rotary_of_layers(
+    config: Any,
+    max_model_len: int,
+    rotary_class: type[RotaryEmbedding] = RotaryEmbedding,
+    *,
+    is_interleaved: bool = False,
+) -> list[RotaryEmbedding]:
+    """One for each layer. They share it, or those of a kind do where `rope_parameters` is by the kinds of layers."""
+    by_kind = getattr(config, "rope_parameters", None) or {}
+    is_by_kind = any(isinstance(parameters, dict) for parameters in by_kind.values())
+    kinds = (getattr(config, "layer_types", None) or []) if is_by_kind else []
+    if not kinds or not all(isinstance(by_kind.get(kind), dict) for kind in kinds):
+        rotary = rotary_class.from_config(config, max_model_len, is_interleaved=is_interleaved)
+        return [rotary] * config.num_hidden_layers
+    made = {
+        kind: rotary_class.from_config(_of_kind(config, kind), max_model_len, is_interleaved=is_interleaved)
+        for kind in sorted(set(kinds))
+    }
+    return [made[kind] for kind in kinds]
+
+
+def _of_kind(config: Any, kind: str) -> SimpleNamespace:
+    """What the angles of a kind of layer are made of."""
+    return SimpleNamespace(
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        rope_parameters=config.rope_parameters[kind],
+        max_position_embeddings=config.max_position_embeddings,
+    )
+
+
+def parameters_by_kind(config: Any, thetas: Mapping[str, float], full: str) -> dict[str, dict[str, Any]]:
+    """`rope_parameters` by kinds of layers. In the older spelling `rope_scaling` is that of `full`, the layers which
+    see everything."""
+    given = getattr(config, "rope_parameters", None) or {}
+    older = getattr(config, "rope_scaling", None) or {}
+    parameters = {
+        kind: {"rope_type": "default", "rope_theta": theta, **(given.get(kind) or {})} for kind, theta in thetas.items()
+    }
+    parameters[full].update(older)
+    return parameters
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
@@ -152,10 +201,24 @@ def _yarn(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
 
 def _factors(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
     """Each frequency divided by a number of its own: GGUF has no other words for `llama3`."""
-    factors = torch.tensor(parameters["factors"], dtype=torch.float32, device="cpu")
+    return _divided(parameters, dim, parameters["factors"], "rope_freqs.weight"), 1.0
+
+
+def _longrope(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """Such numbers for long sequences, and others for short ones."""
+    name = "long_factor" if parameters["is_long"] else "short_factor"
+    frequencies = _divided(parameters, dim, parameters[name], name)
+    if "attention_factor" in parameters:
+        return frequencies, float(parameters["attention_factor"])
+    factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+    return frequencies, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _divided(parameters: dict[str, Any], dim: int, numbers: list[float], name: str) -> Tensor:
+    factors = torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if factors.shape != (dim // 2,):
-        raise ModelError(f"rope_freqs.weight: has {len(factors)} numbers, {dim // 2} are expected.")
-    return _inverse_powers(parameters, dim) / factors, 1.0
+        raise ModelError(f"{name}: has {len(factors)} numbers, {dim // 2} are expected.")
+    return _inverse_powers(parameters, dim) / factors
 
 
 def _yarn_scale(parameters: dict[str, Any]) -> float:
@@ -182,4 +245,5 @@ _KINDS: dict[str, Callable[[dict[str, Any], int], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "factors": _factors,
+    "longrope": _longrope,
 }

@@ -6,7 +6,6 @@ h = h + norm(mlp(norm(h)))
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from quire.worker.layers import (
     VocabEmbedding,
     activation,
 )
+from quire.worker.layers.rotary import parameters_by_kind, rotary_of_layers
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -94,9 +94,9 @@ class Gemma3Model(nn.Module):
         self.embed_tokens = VocabEmbedding(config.vocab_size, size)
         # of a row of embeddings, rounded as the model's type rounds it
         self.register_buffer("embed_scale", torch.full((size,), size**0.5), persistent=False)
-        rotary = {kind: _rotary_of(config, kind, max_model_len) for kind in sorted(set(config.layer_types))}
+        rotary = rotary_of_layers(config, max_model_len)
         self.layers = nn.ModuleList(
-            Gemma3Layer(config, index, rotary[config.layer_types[index]]) for index in range(config.num_hidden_layers)
+            Gemma3Layer(config, index, rotary[index]) for index in range(config.num_hidden_layers)
         )
         self.norm = _make_norm(config)
 
@@ -110,15 +110,6 @@ class Gemma3Model(nn.Module):
             hidden = layer(positions, hidden)
         normed: Tensor = self.norm(hidden)
         return normed
-
-
-def _rotary_of(config: Any, kind: str, max_model_len: int) -> RotaryEmbedding:
-    of_kind = SimpleNamespace(
-        head_dim=config.head_dim,
-        rope_parameters=config.rope_parameters[kind],
-        max_position_embeddings=config.max_position_embeddings,
-    )
-    return RotaryEmbedding.from_config(of_kind, max_model_len)
 
 
 def complete_config(config: Any) -> None:
@@ -137,17 +128,8 @@ def complete_config(config: Any) -> None:
 
 
 def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
-    """By kind of layer. In the older spelling `rope_scaling` is that of layers which see everything."""
-    given = getattr(config, "rope_parameters", None) or {}
-    older = getattr(config, "rope_scaling", None)
-    parameters: dict[str, dict[str, Any]] = {}
-    for kind, (name, theta) in _THETAS.items():
-        of_kind = given.get(kind) or {}
-        if kind == _FULL and older:
-            of_kind = {**of_kind, **older}
-        theta = getattr(config, name, None) or theta
-        parameters[kind] = {"rope_type": "default", "rope_theta": theta, **of_kind}
-    return parameters
+    thetas = {kind: getattr(config, name, None) or theta for kind, (name, theta) in _THETAS.items()}
+    return parameters_by_kind(config, thetas, _FULL)
 
 
 class Gemma3ForCausalLM(CausalLM):

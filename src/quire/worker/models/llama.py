@@ -18,6 +18,7 @@ from quire.worker.layers import (
     RowParallelLinear,
     VocabEmbedding,
 )
+from quire.worker.layers.rotary import rotary_of_layers
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 
@@ -138,12 +139,12 @@ class LlamaModel(nn.Module):
     ) -> None:
         """`is_interleaved`: how rotary dimensions are paired (layers/rotary.py)."""
         super().__init__()
-        rotary = rotary_class.from_config(config, max_model_len, is_interleaved=is_interleaved)
+        rotary = rotary_of_layers(config, max_model_len, rotary_class, is_interleaved=is_interleaved)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             layer_class(
                 config,
-                make_attention(config, index, f"model.layers.{index}.self_attn", rotary),
+                make_attention(config, index, f"model.layers.{index}.self_attn", rotary[index]),
                 make_mlp(config, index),
                 make_norm,
             )
