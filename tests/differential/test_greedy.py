@@ -33,11 +33,15 @@ NATIVE = [
     "granitemoehybrid",
     "granitemoehybrid_dense",
     "gemma3",
+    "olmo3",
+    "phi3",
+    "ministral3",
+    "phi",
 ]
 MIXED = ["gemma4", "gemma4_moe"]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
-FALLBACK = ["gemma2", "phi3"]
+FALLBACK = ["gemma2", "stablelm"]
 FAMILIES = NATIVE + LATENT + CHUNKED + MIXED + FALLBACK
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
@@ -112,6 +116,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
         "mistral": 13,
         "gemma2": 42,
         "gemma3": 42,
+        "olmo3": 42,
         "qwen3_next": 32,
         "qwen3_5_text": 32,
         "granitemoehybrid": 40,

@@ -26,6 +26,12 @@ default tests a sample.
 """
 
 
+_ANGLES = """
+A model with two sets of angles (`longrope`: Phi 3 and 4) takes those for long texts, for short ones too, where
+`max_model_len` is above `original_max_position_embeddings` of its config.json, because keys in the cache cannot follow
+a text that grows. Transformers chooses for each batch. Lower `max_model_len` for the other set."""
+
+
 def read_results() -> dict[str, dict[str, str]]:
     """By model_type: `how`, and each column of CHECKS."""
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -47,6 +53,7 @@ def page(results: dict[str, dict[str, str]]) -> str:
     more.append(f"With sounds: {names} ([speech](speech.md)).")
     towers = ", ".join(f"`{name}`" for name in TOWERS)
     more.append(f"As their text alone, which the log says in one line: {towers}, and others whose text model is above.")
+    more.append(_ANGLES)
     refused = [f"- `{name}`: {_plain(cells['how'])}" for name, cells in results.items() if name not in served]
     parts = [*lines, "", *notes, "", *more, "", "## Refused", "", *refused]
     return _HEAD + "\n".join(parts) + "\n"

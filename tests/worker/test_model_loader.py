@@ -320,7 +320,7 @@ def test_what_was_loaded_is_logged(path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", True), ("gpt_oss", True), ("gpt_oss", False)]
+    ("name", "are_all"), [("llama", True), ("stablelm", True), ("mixtral", True), ("gpt_oss", True), ("gpt_oss", False)]
 )
 def test_what_quantization_leaves_as_it_is_is_logged(name, are_all, tmp_path, caplog):
     checkpoint = make_checkpoint(tmp_path, name)

@@ -45,6 +45,12 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+# of three quarters of a head
+_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+}  # fmt: skip
+_LLAMA4_YARN = {**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _WINDOW = 24
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
@@ -148,10 +154,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # through the Transformers library
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": _WINDOW, "query_pre_attn_scalar": 16}),
-    "phi3": ("phi3", {"sliding_window": None}),
     "granite": ("granite", {"attention_multiplier": 0.2, "logits_scaling": 2.0, "residual_multiplier": 0.7}),
     "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", {"sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
     "mixtral": ("mixtral", _EXPERTS),
     "gpt_oss": ("gpt_oss", {**_EXPERTS, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
     "cohere": ("cohere", {}),
@@ -230,6 +234,27 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo3": ("olmo3", {"sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
+    "olmo3_yarn": (
+        "olmo3",
+        {
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "rope_parameters": {
+                "full_attention": _YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+            },
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "phi3_long": (
+        "phi3",
+        {"sliding_window": _WINDOW, "original_max_position_embeddings": 32, "rope_parameters": _LONGROPE},
+    ),
+    "ministral3": ("ministral3", {"rope_parameters": _LLAMA4_YARN}),
+    "ministral3_window": ("ministral3", {"sliding_window": _WINDOW, "head_dim": 16}),
+    "phi": ("phi", {}),
+    "phi_norm": ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
     "deepseek_v3_halves": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "rope_interleave": False}),
@@ -256,10 +281,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", _GEMMA4),
     "gemma4_moe": ("gemma4_text", _GEMMA4_EXPERTS),
     # more that run through Transformers
-    **{
-        name: (name, {})
-        for name in ("olmo", "phi", "ministral3", "ernie4_5", "nemotron", "apertus", "arcee", "persimmon", "bitnet")
-    },
+    **{name: (name, {}) for name in ("olmo", "ernie4_5", "nemotron", "apertus", "arcee", "persimmon", "bitnet")},
     **{
         name: (name, {"head_dim": 16})
         for name in ("seed_oss", "glm", "glm4", "hunyuan_v1_dense", "helium", "vaultgemma")

@@ -20,7 +20,7 @@ from quire.worker.models.registry import find_native, native_model_types
 
 MISSING = "is missing"
 # One thing in several spellings: compared by the angles that come out.
-ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 # What complete_config makes of several keys; test_gemma4.py compares it.
 MADE = {"shape", "rope_by_kind", "attn_config"}
 # Transformers knows kimi_k2 by the name of what it is.
@@ -57,6 +57,18 @@ GEMMA3_SPELLINGS = {
     "pattern": {"sliding_window_pattern": 3},
     "newer": {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5}}},
     "named": {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9},
+}
+OLMO3_SPELLINGS = {
+    "older": {"rope_theta": 5e4, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2}},
+    "newer": {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5}}},
+    "named": {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9},
+}
+LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+PHI3_SPELLINGS = {
+    "short": {"original_max_position_embeddings": 64, "rope_scaling": {"type": "longrope", **LONG}},
+    "long": {"original_max_position_embeddings": 16, "rope_scaling": {"type": "yarn", **LONG}},
+    "newer": {"rope_parameters": {"rope_type": "longrope", "rope_theta": 5e4, "attention_factor": 1.5, **LONG}},
+    "plain": {"rope_theta": 5e4, "partial_rotary_factor": 0.75, "sliding_window": 9},
 }
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3"]
 YARN = {"type": "yarn", "factor": 4.0}
@@ -109,8 +121,8 @@ def angles(config):
     of_kinds = getattr(config, "rope_parameters", None) or {}
     if not any(isinstance(parameters, dict) for parameters in of_kinds.values()):
         return RotaryEmbedding.from_config(config, 64).cos_sin_cache
-    names = ("head_dim", "max_position_embeddings")
-    shared = {name: getattr(config, name) for name in names}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shared = {"head_dim": head_dim, "max_position_embeddings": config.max_position_embeddings}
     configs = [SimpleNamespace(**shared, rope_parameters=of_kinds[kind]) for kind in sorted(of_kinds)]
     return torch.stack([RotaryEmbedding.from_config(one, 64).cos_sin_cache for one in configs])
 
@@ -244,6 +256,27 @@ def test_gpt2_under_both_names(values, tmp_path):
 @pytest.mark.parametrize("spelling", GEMMA3_SPELLINGS)
 def test_gemma_3_in_every_spelling(spelling, tmp_path):
     assert_same(write(tmp_path, model_type="gemma3_text", **SIZES, head_dim=12, **GEMMA3_SPELLINGS[spelling]))
+
+
+@pytest.mark.parametrize("spelling", OLMO3_SPELLINGS)
+def test_olmo_3_in_every_spelling(spelling, tmp_path):
+    assert_same(write(tmp_path, model_type="olmo3", **SIZES, **OLMO3_SPELLINGS[spelling]))
+
+
+@pytest.mark.parametrize("spelling", PHI3_SPELLINGS)
+def test_phi_3_in_every_spelling(spelling, tmp_path):
+    sizes = {**SIZES, "hidden_size": 16}
+    assert_same(write(tmp_path, model_type="phi3", **sizes, num_key_value_heads=2, **PHI3_SPELLINGS[spelling]))
+
+
+@pytest.mark.parametrize("values", [{"rope_theta": 5e4}, {"rope_parameters": {"partial_rotary_factor": 0.75}}])
+def test_the_turned_part_of_phi(values, tmp_path):
+    assert_same(write(tmp_path, model_type="phi", **SIZES, **values))
+
+
+@pytest.mark.parametrize("values", [{}, {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}])
+def test_the_angles_of_ministral_3(values, tmp_path):
+    assert_same(write(tmp_path, model_type="ministral3", **SIZES, num_key_value_heads=2, head_dim=12, **values))
 
 
 def test_gemma_3_that_looks_ahead_is_refused(tmp_path):

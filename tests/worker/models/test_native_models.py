@@ -19,7 +19,8 @@ NATIVE = (
     "deepseek_v3_bias llama4 llama4_dense gpt_oss gemma4 gemma4_moe lfm2 mamba2 granitemoehybrid "
     "granitemoehybrid_dense gemma3 gemma3_cap lfm2_moe bamba falcon_h1 falcon_h1_norm nemotron_h minimax "
     "bloom bloom_norm mpt falcon falcon_alibi falcon_new falcon_new_norm mamba falcon_mamba jamba "
-    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2 hy_v3 ernie4_5_moe"
+    "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2 hy_v3 ernie4_5_moe "
+    "olmo3 olmo3_yarn phi3 phi3_long ministral3 ministral3_window phi phi_norm"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -67,9 +68,7 @@ def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8,
-                                       "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}},
-         ["longrope", "llama3", "model_impl=transformers"]),
+        ("ministral3", {"layer_types": ["full_attention"] * 3}, ["model_type=ministral3", "model_type=ministral."]),
         ("llama", {"hidden_act": "mish"}, ["mish", "silu"]),
         ("gpt2", {"add_cross_attention": True}, ["add_cross_attention"]),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, ["group_limited_greedy", "model_impl=transformers"]),
@@ -95,6 +94,60 @@ def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_
 def changed_config(path, **changes):
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "curled"}, ["curled", "llama3", "model_impl=transformers"]),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8}, ["rope_type=longrope", "long_factor"]),
+        ({"rope_type": "longrope", "long_factor": [1.0] * 7}, ["long_factor", "7", "8"]),
+    ],
+)
+def test_angles_that_nobody_knows_are_refused(rope, words, tmp_path):
+    path = make_checkpoint(tmp_path, "llama")
+    changed_config(path, rope_parameters={"rope_theta": 1e4, "original_max_position_embeddings": 64, **rope})
+    with pytest.raises(ModelError) as caught:
+        load_model(worker_config(path))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_long_angles_are_chosen_by_max_model_len_and_not_by_the_batch(tmp_path, prompt):
+    path = make_checkpoint(tmp_path, "phi3_long", original_max_position_embeddings=64)
+    short = check_against_transformers(path, prompt, max_model_len=64)
+    # Transformers takes the long angles as soon as a sequence has more than 64 tokens.
+    longer = [*prompt, *prompt[:20]]
+    long = check_against_transformers(path, longer, max_model_len=256)
+    of_short, of_long = (ModelHarness(model).run(0, prompt) for model in (short, long))
+    assert (of_short - of_long).abs().max() > 1e-2
+    torch.testing.assert_close(of_long, transformers_logits(path, longer)[: len(prompt)], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("older", ["su", "yarn"])
+def test_longrope_under_the_names_that_it_had(older, tmp_path, prompt):
+    path = make_checkpoint(tmp_path, "phi3_long")
+    expected = ModelHarness(load_model(worker_config(path))).run(0, prompt)
+    rope = json.loads((path / "config.json").read_text())["rope_parameters"]
+    del rope["rope_type"]
+    changed_config(path, rope_parameters=None, rope_scaling={**rope, "type": older})
+    assert torch.equal(ModelHarness(load_model(worker_config(path))).run(0, prompt), expected)
+
+
+def test_a_window_of_null_sees_everything(tmp_path, prompt):
+    """Transformers cannot make the masks of this one, so what it makes of a wide window is what is compared."""
+    path = make_checkpoint(tmp_path, "olmo3", sliding_window=256)
+    expected = transformers_logits(path, prompt)
+    changed_config(path, sliding_window=None)
+    model = load_model(worker_config(path))
+    assert [layer.sliding_window for layer in attention_layers(model).values()] == [0, 0, 0]
+    torch.testing.assert_close(ModelHarness(model).run(0, prompt), expected, atol=1e-4, rtol=0)
+
+
+def test_a_fused_tensor_of_a_wrong_height_is_refused(tmp_path):
+    path = make_checkpoint(tmp_path, "phi3")
+    changed_config(path, num_key_value_heads=1)
+    with pytest.raises(ModelError, match=r"qkv_proj.*128 rows, 96 are expected"):
+        load_model(worker_config(path))
 
 
 def test_kimi_k2_is_deepseek_v3_under_another_name(tmp_path, prompt):

@@ -95,7 +95,7 @@ def test_what_reads_the_keys_of_another_layer_is_refused_by_name(tmp_path: Path)
 
 def test_what_transformers_runs_is_refused(tmp_path: Path):
     with pytest.raises(ModelError, match="Train it with Transformers"):
-        load(make_checkpoint(tmp_path / "olmo3", "olmo3"))
+        load(make_checkpoint(tmp_path / "gemma2", "gemma2"))
 
 
 def test_codes_are_refused_but_take_an_adapter(tmp_path: Path):

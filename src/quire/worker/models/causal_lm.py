@@ -59,7 +59,7 @@ class CausalLM(nn.Module):
         return logits
 
 
-def head_of(config: Any, embedding: VocabEmbedding) -> LMHead:
+def head_of(config: Any, embedding: VocabEmbedding, *, bias: bool = False) -> LMHead:
     """The head that config.json describes: tied to the embedding or with a weight of its own."""
     tied_to = embedding if config.tie_word_embeddings else None
-    return LMHead(config.vocab_size, config.hidden_size, tied_to=tied_to)
+    return LMHead(config.vocab_size, config.hidden_size, tied_to=tied_to, bias=bias)

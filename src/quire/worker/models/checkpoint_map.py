@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -70,6 +71,27 @@ def split_qkv(module: str, num_heads: int, num_groups: int) -> Callable[[str, Te
         parts = {"q_proj": heads[:, :-2], "k_proj": heads[:, -2], "v_proj": heads[:, -1]}
         parent = path.removesuffix(module)
         return [(f"{parent}{part}.{leaf}", rows.reshape(-1, *weight.shape[1:])) for part, rows in parts.items()]
+
+    return convert
+
+
+def split_rows(modules: Mapping[str, Mapping[str, int]]) -> Callable[[str, Any], list[tuple[str, Any]]]:
+    """Modules that lie one behind the other in one tensor: what that is called, and their names and outputs."""
+
+    def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
+        path, _, leaf = name.rpartition(".")
+        parent, _, module = path.rpartition(".")
+        parts = modules.get(module)
+        if parts is None:
+            return [(name, weight)]
+        total = sum(parts.values())
+        if weight.shape[0] != total:
+            raise ValueError(f"{weight.shape[0]} rows, {total} are expected")
+        starts = accumulate(parts.values(), initial=0)
+        return [
+            (f"{parent}.{part}.{leaf}", weight.narrow(0, start, size))
+            for start, (part, size) in zip(starts, parts.items(), strict=False)
+        ]
 
     return convert
 

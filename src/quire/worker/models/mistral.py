@@ -17,6 +17,14 @@ def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) 
     return LlamaAttention(config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window)
 
 
+def refuse_layer_types(config: Any) -> None:
+    if getattr(config, "layer_types", None) is not None:
+        raise ModelError(
+            f"config.json: layer_types beside model_type={config.model_type} means windows that alternate, which is "
+            "model_type=ministral. Correct model_type."
+        )
+
+
 class MistralForCausalLM(CausalLM):
     architectures = ("MistralForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
@@ -37,11 +45,7 @@ class MistralForCausalLM(CausalLM):
     complete_config = staticmethod(complete_heads)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        if getattr(config, "layer_types", None) is not None:
-            raise ModelError(
-                "config.json: layer_types beside model_type=mistral means windows that alternate, which is "
-                "model_type=ministral. Correct model_type."
-            )
+        refuse_layer_types(config)
         model = LlamaModel(config, max_model_len, make_attention)
         super().__init__(model, head_of(config, model.embed_tokens))
 

@@ -13,9 +13,9 @@ from quire.worker.models.llama import LlamaAttention, LlamaModel, PostNormDecode
 
 
 class Olmo2Attention(LlamaAttention):
-    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
+    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding, window: int = 0) -> None:
         bias = getattr(config, "attention_bias", False)
-        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias)
+        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window)
         self.q_norm = ProjectionNorm(config.num_attention_heads * self.head_dim, config.rms_norm_eps)
         self.k_norm = ProjectionNorm(config.num_key_value_heads * self.head_dim, config.rms_norm_eps)
 

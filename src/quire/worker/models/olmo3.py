@@ -1,0 +1,59 @@
+"""OLMo 3: OLMo 2, of which most layers look through a window; those that see everything may turn by other angles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.layers.rotary import parameters_by_kind
+from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaModel, PostNormDecoderLayer, complete_kv_heads
+from quire.worker.models.olmo2 import Olmo2Attention
+from quire.worker.models.qwen2 import window_of_layer
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_THETA = 500_000.0
+_PERIOD = 4
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Olmo2Attention:
+    return Olmo2Attention(config, index, name, rotary, window_of_layer(config, index))
+
+
+def complete_config(config: Any) -> None:
+    complete_kv_heads(config)
+    if config.layer_types is None:
+        config.layer_types = [_SLIDING if (index + 1) % _PERIOD else _FULL for index in range(config.num_hidden_layers)]
+    # as in Transformers, `rope_theta` beside the others is that of layers which see everything
+    thetas = {_SLIDING: _THETA, _FULL: getattr(config, "rope_theta", None) or _THETA}
+    config.rope_parameters = parameters_by_kind(config, thetas, _FULL)
+
+
+class Olmo3ForCausalLM(CausalLM):
+    architectures = ("Olmo3ForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 50_304,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "sliding_window": Nullable(4096),
+        "layer_types": None,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_attention, layer_class=PostNormDecoderLayer)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = Olmo3ForCausalLM
