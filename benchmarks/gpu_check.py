@@ -10,7 +10,7 @@ after a fault of the device a process is lost:
     contracts   the tests of the kernels, on the device
     tokens      greedy float32 tokens of tiny checkpoints equal those of Transformers
     kernels     the time of every example of the kernels, beside what the device does at best
-    figure      one request, 4,000 tokens in and 50 out: eager, piecewise and full (figure 4.6 of the thesis)
+    figure      one request, 4,000 tokens in and 50 out: eager, full, piecewise and full (figure 4.6 of the thesis)
     workloads   W1 to W5 of docs/benchmarks.md, on the shape of an 8B model with random weights
 
 What is measured is written at once. A call that was ended, or that used up its seconds, is gone on with by the same

@@ -47,6 +47,8 @@ class FakeGpu:
 
     name = "cuda"
     device = DEVICE
+    # made there, code would have nothing to run on
+    gains_from_compiling = False
     supported_dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
     def dtype(self, name: str) -> torch.dtype:
@@ -68,6 +70,9 @@ class FakeGpu:
         return False
 
     def graph_device(self) -> None:
+        return None
+
+    def copy_lane(self) -> None:
         return None
 
     def release_memory(self) -> None:

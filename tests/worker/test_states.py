@@ -6,7 +6,7 @@ import torch
 from tests.support.worker_driver import WorkerDriver
 
 from quire.engine_core.kv_cache_manager.groups import make_groups
-from quire.errors import ModelError, OptionError
+from quire.errors import ModelError
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.capacity import StepCost, bytes_of_state_copies, capacity, measure_largest_step
@@ -301,9 +301,3 @@ def test_a_capacity_sets_copies_of_states_aside_but_never_more_than_half(tmp_pat
     assert left[1 << 20].available_bytes == (1 << 29) - (1 << 20)
     assert left[1 << 40].available_bytes == 1 << 28
     assert "Copies of states in a step: 0.25 GiB" in left[1 << 40].explanation
-
-
-@pytest.mark.parametrize(("name", "what"), [("lfm2", "recurrent layers beside others"), ("mixtral", "experts, whose")])
-def test_compiled_layers_are_refused_with_the_reason(name, what, tmp_path):
-    with pytest.raises(OptionError, match=f"compile=True: .* has {what}"):
-        started(make_checkpoint(tmp_path, name), compile=True)

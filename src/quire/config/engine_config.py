@@ -46,7 +46,8 @@ class WorkerConfig:
     gpu_memory_utilization: float
     attention_backend: str
     num_threads: int
-    compile: bool
+    # None: where it pays
+    compile: bool | None
     enforce_eager: bool
     seed: int
     # a processor for each thread; None: the system places them

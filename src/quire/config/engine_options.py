@@ -345,7 +345,10 @@ class EngineOptions:
         False, "the same bits with 1, 2, 4 and 8 workers that share each layer, not with experts; products that are "
         "summed over them take longer", section="execution",
     )  # fmt: skip
-    compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
+    compile: bool | None = option(
+        None, "let torch's compiler make code of the model in pieces, cut at attention; by default on a GPU",
+        section="execution",
+    )  # fmt: skip
     enforce_eager: bool = option(
         False,
         "run the model operator by operator instead of recording it (a program on a CPU, graphs on a GPU)",

@@ -89,6 +89,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
     _check_ranks(options, grid, device, connector)
+    _check_compile(options)
     _check_experts(options, facts)
     _check_replicas(options, device)
     kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
@@ -337,6 +338,14 @@ def _grid(options: EngineOptions) -> RankGrid:
         pipeline=options.pipeline_parallel_size,
         has_whole_experts=options.enable_expert_parallel,
     )
+
+
+def _check_compile(options: EngineOptions) -> None:
+    if options.compile and options.enforce_eager:
+        raise OptionError(
+            "compile and enforce_eager: the one makes code of the model, the other runs it operator by operator. Leave "
+            "one of them out."
+        )
 
 
 def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, connector: KVConnectorConfig | None) -> None:

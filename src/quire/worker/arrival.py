@@ -80,11 +80,11 @@ class CudaMark:
     """On the stream that is current."""
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record()
+        self.event = torch.cuda.Event()
+        self.event.record()
 
     def is_passed(self) -> bool:
-        return self._event.query()
+        return self.event.query()
 
 
 def arrival_for_one_kernel(device: torch.device) -> Arrival:

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -30,6 +29,8 @@ class ForwardContext:
     adapter_slots: Tensor | None = None
     # of each token whether it is nobody's, and stands there because work has one of a few sizes; None: none is
     is_padding_T: Tensor | None = None
+    # True: code is made of what the model calls, and nothing is computed
+    is_traced: bool = False
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("quire_forward_context", default=None)
@@ -58,9 +59,15 @@ def in_place_of_context(context: ForwardContext) -> Iterator[None]:
 
 
 def padding_of_step() -> Tensor | None:
-    """`is_padding_T` of the step that runs now. Compiled code is of steps that have none."""
-    context = None if torch.compiler.is_compiling() else _current.get()
+    """`is_padding_T` of the step that runs now."""
+    context = _current.get()
     return None if context is None else context.is_padding_T
+
+
+def is_traced() -> bool:
+    """Whether code is made of this call: plain PyTorch then, which a compiler fuses, in the place of small kernels."""
+    context = _current.get()
+    return context is not None and context.is_traced
 
 
 def profiling_context() -> ForwardContext:

@@ -34,6 +34,7 @@ from quire.messages import IntArray
 from quire.state_layout import StateLayout, state_layout
 from quire.worker import kernels
 from quire.worker.attention import Attention
+from quire.worker.copy_lane import CopiesUnderWay, CopyLane
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import row_elements
 from quire.worker.lazy_memory import commit_ahead, give_back, lazy_zeros, resident_bytes
@@ -52,6 +53,7 @@ class KVCache:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.swap_arena = SwapArena((), 0, OrdinaryMemory())
+        self.copies = CopiesUnderWay()
         # blocks whose memory is there before anybody uses them
         self._num_committed = 0
 
@@ -111,18 +113,25 @@ class KVCache:
         for layer in states.values():
             layer.bind(layout, places)
 
-    def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
-        """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
+    def open_swap_space(self, num_host_blocks: int, memory: HostMemory, lane: CopyLane | None = None) -> None:
+        """Room for so many blocks of all tensors on the host; called once, after `allocate`. With a lane, whoever uses
+        blocks says so before (`copies.before_use`)."""
         self.swap_arena = SwapArena(self.tensors, num_host_blocks, memory)
+        self.copies = CopiesUnderWay(lane)
 
     def swap(self, swapped_out: IntArray, swapped_in: IntArray) -> None:
         """Columns (block, host block) and (host block, block). First out: what leaves makes room for what comes."""
-        self.swap_arena.swap_out(swapped_out)
-        self.swap_arena.swap_in(swapped_in)
+
+        def swap() -> None:
+            self.swap_arena.swap_out(swapped_out)
+            self.swap_arena.swap_in(swapped_in)
+
+        self.copies.run(swap, np.concatenate([swapped_out[0], swapped_in[1]]))
 
     def copy_blocks(self, pairs: IntArray) -> None:
         """Columns (source, destination): all copies of a step in one call."""
         if pairs.size and self.tensors:
+            self.copies.before_use(pairs.reshape(-1))
             kernels.copy_blocks(self.tensors, torch.from_numpy(np.array(pairs.T, order="C")))
 
     def give_back(self, first: int, end: int) -> None:

@@ -67,6 +67,8 @@ class ModelRunner:
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
         for member in self._waiting:
             rows, num_tokens = member.without_waiting(rows, num_tokens)
+        if self.cache.copies:
+            self.cache.copies.before_use(self.table.block_tables[:, scheduled.rows])
         output = self.isolation.run(scheduled, rows, num_tokens)
         output.failures |= failures
         for member in self._ending:

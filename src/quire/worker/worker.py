@@ -21,7 +21,7 @@ from quire.config.engine_config import TIERED
 from quire.config.images import MOST_OPEN_BYTES
 from quire.config.process_memory import resident_bytes_of_process
 from quire.config.speech_tokens import SpeechTokens
-from quire.errors import EngineError, ModelError, UserError, one_line
+from quire.errors import EngineError, ModelError, OptionError, UserError, one_line
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
@@ -41,9 +41,10 @@ from quire.worker.capacity import (
     with_listener,
 )
 from quire.worker.compilation import (
+    CannotCompileError,
     GraphedModel,
     StepBuffers,
-    compile_layers,
+    compile_model,
     graph_model,
     record_model,
     why_no_graphs,
@@ -195,9 +196,8 @@ class Worker:
         model = self._loaded_model()
         device = self._platform.device
         layers = attention_layers(model)
-        if config.compile:
-            # Not earlier: what is measured is the model uncompiled, which needs no less memory.
-            compile_layers(model)
+        # Not earlier: what is measured is the model uncompiled, which needs no less memory.
+        is_compiled = self._compile(model)
         cache = KVCache()
         cached_layers = layers | self._proposer.layers
         recurrent = recurrent_layers(model)
@@ -209,7 +209,9 @@ class Worker:
         cache.allocate(
             cached_layers, groups, num_blocks + num_spare, config.slots_per_block, device, recurrent, num_state_blocks
         )
-        cache.open_swap_space(num_host_blocks, self._host_memory)
+        # What a connector moves between steps says nothing of the blocks that it touches.
+        has_lane = isinstance(self._connector, NoWorkerHalf)
+        cache.open_swap_space(num_host_blocks, self._host_memory, self._platform.copy_lane() if has_lane else None)
         specs = [layer.spec for layer in cached_layers.values()]
         specs += [layer.spec for layer in recurrent.values()]
         states = state_layout(specs, groups, config.slots_per_block, num_state_blocks)
@@ -220,7 +222,7 @@ class Worker:
         if graph_device is not None:
             buffers = StepBuffers.of(model, config, num_blocks, device)
             self._graphs = graph_model(model, buffers, graph_device, has_adapters=self._adapters is not None)
-        elif self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
+        elif self._platform.name == "cpu" and not (is_compiled or config.enforce_eager):
             for module in [] if hands_on_inner_states(model) else self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
@@ -445,10 +447,9 @@ class Worker:
         return {**self._times.statistics(), "step_bytes_device_total": SENT_TO_DEVICE.num_bytes}
 
     def _patience(self) -> Patience:
-        """Endless where a step may stop to compile, and where ranks would have to lose it together."""
+        """Endless where ranks would have to lose a step together."""
         seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
-        is_endless = self._config.compile or self._ranks.size > 1
-        return Patience(math.inf if is_endless else seconds, self._seconds_per_token)
+        return Patience(math.inf if self._ranks.size > 1 else seconds, self._seconds_per_token)
 
     def _measure_swap(self) -> float:
         """Seconds per block and direction; 0.0 without swap space."""
@@ -482,6 +483,27 @@ class Worker:
             return device
         logger.warning("steps of one token are no graphs, because %s", reason)
         return None
+
+    def _compile(self, model: nn.Module) -> bool:
+        """Whether the forward pass is compiled from now on: where that was asked for, or pays and nobody said no."""
+        config = self._config
+        is_asked = config.compile
+        if is_asked is None:
+            is_asked = self._platform.gains_from_compiling and not config.enforce_eager and self._ranks.stages.size == 1
+        if not is_asked:
+            return False
+        try:
+            if hands_on_inner_states(model) or not any(model is one for one in self._proposer.recordable(model)):
+                raise CannotCompileError("something that drafts looks into its layers")
+            compile_model(
+                model, config.max_num_batched_tokens, self._platform.device, has_adapters=self._adapters is not None
+            )
+        except CannotCompileError as error:
+            if config.compile:
+                raise OptionError(f"compile: not for {type(model).__name__}: {error}. Use compile=False.") from error
+            logger.warning("the forward pass is not compiled: %s", error)
+            return False
+        return True
 
     def _record(self, model: nn.Module) -> None:
         """Where the forward pass of a model can be one program, it is from now on."""

@@ -16,7 +16,7 @@ from quire.errors import ModelError
 from quire.messages import LayerSpec
 from quire.worker.attention.backend import STEP_BLOCK, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.attention.heads import Heads
-from quire.worker.forward_context import current_forward_context
+from quire.worker.forward_context import current_forward_context, is_traced
 from quire.worker.kernels.cache_format import SCALE_BYTES, has_scales, row_elements
 from quire.worker.layers.ranks import current_group, current_ranks
 
@@ -212,7 +212,7 @@ class Attention(nn.Module):
 
     def _has_prepared(self, heads: Heads, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor) -> bool:
         """Whether the backend has done it all, the write into the cache included."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not heads.is_one_kernel(query_TF.dtype):
+        if is_traced() or torch.is_grad_enabled() or not heads.is_one_kernel(query_TF.dtype):
             return False
         prepare = getattr(self.backend, "prepare_heads", None)
         if prepare is None or self.k_cache is None or self.ranks.size > 1:

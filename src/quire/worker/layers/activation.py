@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError, suggestion
 from quire.worker import kernels
+from quire.worker.forward_context import is_traced
 from quire.worker.kernels import reference
 from quire.worker.kernels.reference.activate import ACTIVATIONS
 
@@ -20,7 +20,7 @@ def _fused(name: str) -> Activation:
     kind = ACTIVATIONS.index(name)
 
     def run(x: Tensor) -> Tensor:
-        return reference.activate(x, kind) if torch.compiler.is_compiling() else kernels.activate(x, kind)
+        return reference.activate(x, kind) if is_traced() else kernels.activate(x, kind)
 
     return run
 
@@ -64,7 +64,7 @@ class GatedActivation(nn.Module):
 
     def forward(self, gate_up: Tensor) -> Tensor:
         if self.activation is _SILU:
-            source = reference if torch.compiler.is_compiling() else kernels
+            source = reference if is_traced() else kernels
             return source.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate) * up
@@ -81,5 +81,5 @@ class ClampedSwiGLU(nn.Module):
         self.limit = limit
 
     def forward(self, gate_up: Tensor) -> Tensor:
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         return source.clamped_swiglu(gate_up, self.alpha, self.limit)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.worker import kernels
+from quire.worker.forward_context import is_traced
 from quire.worker.kernels import reference
 from quire.worker.layers.parameter import Part, make_parameter
 from quire.worker.layers.ranks import current_group
@@ -30,7 +31,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """norm(x); with a residual (norm(x + residual), x + residual)."""
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         if residual is None:
             return source.rms_norm(x, self.weight, self.eps)
         return source.add_rms_norm(x, residual, self.weight, self.eps)
@@ -87,7 +88,7 @@ class GatedRMSNorm(nn.Module):
         self.num_groups = num_groups
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         if self.num_groups is None:
             return source.gated_rms_norm(x, gate, self.weight, self.eps, self.gates_first)
         rows, gates = (y.unflatten(-1, (self.num_groups, -1)) for y in (x, gate))
@@ -110,5 +111,5 @@ class LayerNorm(nn.Module):
         self.bias = make_parameter(size) if affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         return source.layer_norm(x, self.weight, self.bias, self.eps)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker import kernels
+from quire.worker.forward_context import is_traced
 from quire.worker.kernels import reference
 
 
@@ -77,7 +78,7 @@ class RotaryEmbedding(nn.Module):
         self, lines_T: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int, cos_sin_cache: Tensor
     ) -> None:
         """By the angles of a line of the table for each token."""
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         num_tokens = query_TF.shape[0]
         query_THD = query_TF.view(num_tokens, -1, head_dim)
         key_TKD = query_THD[:, :0] if key_TF is None else key_TF.view(num_tokens, -1, head_dim)

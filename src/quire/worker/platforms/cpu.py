@@ -17,6 +17,8 @@ class CpuPlatform:
 
     name = "cpu"
     supported_dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    # recorded as one program it is faster (docs/benchmarks.md)
+    gains_from_compiling = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -47,6 +49,9 @@ class CpuPlatform:
         return False
 
     def graph_device(self) -> None:
+        return None
+
+    def copy_lane(self) -> None:
         return None
 
     def release_memory(self) -> None:

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from quire.config.process_memory import MemoryReport
 from quire.errors import OptionError
+from quire.worker.arrival import CudaMark, Mark
 from quire.worker.compilation.cuda_graphs import CudaGraphs
 from quire.worker.platforms.platform import PeakMemory, dtype_by_name
+
+
+class CudaCopyLane:
+    """A stream of torch's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], None]) -> CudaMark:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            work()
+            return CudaMark()
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, CudaMark)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
 
 
 class CudaPlatform:
     """The GPU that is current in this process."""
 
     name = "cuda"
+    gains_from_compiling = True
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -61,6 +81,9 @@ class CudaPlatform:
 
     def graph_device(self) -> CudaGraphs:
         return CudaGraphs(self.device)
+
+    def copy_lane(self) -> CudaCopyLane:
+        return CudaCopyLane(self.device)
 
     def release_memory(self) -> None:
         gc.collect()

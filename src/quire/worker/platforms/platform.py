@@ -13,6 +13,7 @@ from quire.errors import OptionError
 
 if TYPE_CHECKING:
     from quire.worker.compilation.graphs import GraphDevice
+    from quire.worker.copy_lane import CopyLane
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,6 +30,8 @@ class Platform(Protocol):
     name: str
     device: torch.device
     supported_dtypes: tuple[torch.dtype, ...]
+    # whether a model runs faster there in pieces that torch's compiler has made than in any other way that there is
+    gains_from_compiling: bool
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of this name, or OptionError if the device does not compute in it."""
@@ -56,6 +59,10 @@ class Platform(Protocol):
 
     def graph_device(self) -> GraphDevice | None:
         """What captures steps as graphs, where the device has them."""
+        ...
+
+    def copy_lane(self) -> CopyLane | None:
+        """What swaps beside what is computed, where the device has a stream for that."""
         ...
 
     def release_memory(self) -> None:
