@@ -18,22 +18,33 @@ pytestmark = [
 ]
 
 
-def run(path: Path, home: str) -> dict:
+def run(path: Path, home: str, options: dict) -> dict:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "QUIRE_CPU_KERNELS": home}
-    command = [sys.executable, "-m", "tests.worker.kernels.triton.engine_run", str(path), "float32"]
+    module = "tests.worker.kernels.triton.engine_run"
+    command = [sys.executable, "-m", module, str(path), "float32", json.dumps(options)]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt_oss", "deepseek_v3_groups"])
-def test_tokens_are_those_of_the_reference(architecture, tmp_path):
+@pytest.mark.parametrize(
+    ("architecture", "options", "kernels"),
+    [
+        ("qwen3", {}, ["_rotary_embedding"]),
+        ("qwen3", {"quantization": "int8"}, ["_rotary_embedding", "_packed_linear", "_round_inputs"]),
+        ("qwen3", {"quantization": "int4_weight_only"}, ["_rotary_embedding", "_packed_linear"]),
+        ("gpt_oss", {}, ["_rotary_embedding", "_grouped_linear", "_route_tokens"]),
+        ("deepseek_v3_groups", {}, ["_rotary_embedding", "_grouped_linear", "_route_tokens"]),
+    ],
+    ids=["qwen3", "int8 weights", "int4 weights", "gpt_oss", "latent attention"],
+)
+def test_tokens_are_those_of_the_reference(architecture, options, kernels, tmp_path):
     """Chunks of prompts and a search of beams, swapping, drafts."""
     path = make_checkpoint(tmp_path / architecture, architecture)
-    found, expected = run(path, "triton"), run(path, "reference")
+    found, expected = run(path, "triton", options), run(path, "reference", options)
     assert found["tokens"] == expected["tokens"]
     assert found["signs"]["swap"] > 0
     assert found["home"]["kernels"] == "triton"
-    for kernel in ("_attention", "_write_kv", "_rms_norm", "_rotary_embedding", "_move"):
+    for kernel in ("_attention", "_write_kv", "_rms_norm", "_move", *kernels):
         assert found["launches"][kernel] > 0, kernel
     assert expected["launches"] == {}
