@@ -94,3 +94,17 @@ def test_who_waits_for_memory_does_not_stop_the_others_from_leaping(monkeypatch)
     assert outcome.tally.num_completed == 3
     assert outcome.summary["engines"][0]["steps"] > 1000
     assert len(made) < 300
+
+
+def test_a_leap_begins_with_prompts_and_goes_beyond_ends(monkeypatch):
+    leaps = []
+    take = Replica._take_many
+    monkeypatch.setattr(Replica, "_take_many", lambda self, *made: (leaps.append(made), take(self, *made)))
+    deployment = deploy("llama-3-8b", device_sheet("h100"), {"enable_prefix_caching": False})
+    answers = [5, 20, 20, 60, 100]
+    outcome = simulate(deployment, [Arrival(0.0, 100, length) for length in answers])
+    assert outcome.tally.num_completed == len(answers)
+    # one with all prompts
+    assert len(leaps) == 1
+    ends = [float(leaps[0][2][length]) for length in answers]
+    assert sorted(outcome.tally.values("latency").tolist()) == ends

@@ -165,17 +165,27 @@ class EngineCore:
         if self._feed is not None:
             self._feed.follow()
 
-    def steady_horizon(self) -> tuple[IntArray, int]:
-        """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens. For whoever
-        knows without a worker what the steps sample, and what they take."""
+    def steady_horizon(self, *, beyond_ends: bool = False) -> tuple[IntArray, IntArray]:
+        """(rows, steps of each): each of these rows gets one token in so many steps from the next one on, and nothing
+        else happens but that they end, in the last of these steps or, `beyond_ends`, in any. For whoever knows without
+        a worker what the steps sample, and what they take."""
         if self._in_flight or self._on_step is not _tell_nobody:
-            return NO_INTS, 0
-        return self.scheduler.steady_horizon()
+            return NO_INTS, NO_INTS
+        return self.scheduler.steady_horizon(beyond_ends=beyond_ends)
 
-    def advance(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, EngineOutputs]:
-        """As many of these steps as `token_ids` has columns. Blocks that are held after each of them, and who ended in
-        the last."""
-        held = self.scheduler.advance(rows, token_ids)
+    def begin_leap(self, *, beyond_ends: bool = False) -> tuple[SchedulerOutput, IntArray] | None:
+        """Decides a step, where `steady_horizon` has nothing to say. If each of its rows samples a token in it and
+        in steps after it: what was decided, and steps of each row; `advance` makes these. None: `step` makes it."""
+        if self._in_flight or self._on_step is not _tell_nobody:
+            return None
+        return self.scheduler.begin_leap(beyond_ends=beyond_ends)
+
+    def advance(
+        self, rows: IntArray, steps: IntArray, sample: Callable[[], IntArray]
+    ) -> tuple[IntArray, EngineOutputs]:
+        """So many of these steps for each row; `sample`: asked for the tokens, of one row after the other, if something
+        depends on them. Blocks that are held in each step, and who ended, in order."""
+        held = self.scheduler.advance(rows, steps, sample)
         outputs = EngineOutputs(step=0)
         self.scheduler.take_events(outputs)
         self._follow()

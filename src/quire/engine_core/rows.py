@@ -68,6 +68,8 @@ class Rows:
         # True: the worker goes on from what it samples, so the row may be granted that token before its value is known.
         # False: the core looks first (a beam, the fork of a prompt), or the input is not final.
         self.runs_on = np.zeros(num_rows, dtype=np.bool_)
+        # True of one that does so whatever it samples, up to its length, and whose tokens are charged to nobody
+        self.is_plain = np.zeros(num_rows, dtype=np.bool_)
         # A logical clock of changes that a step in flight does not know of, and when each row last changed hands, was
         # set back to be computed again, or got a token that the core chose.
         self.num_changes = 0
@@ -76,6 +78,8 @@ class Rows:
         self.appended_at = np.zeros(num_rows, dtype=np.int64)
         self.stop_ids = np.full((num_rows, _STOP_COLUMNS), -1, dtype=np.int64)
         self._free = list(range(num_rows - 1, -1, -1))
+        # of rows that somebody has, by priority
+        self._num_by_priority: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -84,7 +88,7 @@ class Rows:
     @property
     def least_important(self) -> int:
         """Of those that have a row: its priority, which is the greatest number."""
-        return int(self.priority[self.sequence_id >= 0].max(initial=-(1 << 62)))
+        return max(self._num_by_priority, default=-(1 << 62))
 
     def take(self, sequence_id: int, priority: int, tenant: int, tokens: Tokens) -> int:
         """A free row, which holds this sequence's tokens and numbers from now on."""
@@ -94,6 +98,7 @@ class Rows:
         self.num_known[row] = self.num_total[row] = count
         self.sequence_id[row] = sequence_id
         self.priority[row] = priority
+        self._num_by_priority[priority] = self._num_by_priority.get(priority, 0) + 1
         self.tenant[row] = tenant
         return row
 
@@ -124,13 +129,17 @@ class Rows:
 
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
+        priority = int(self.priority[row])
+        self._num_by_priority[priority] -= 1
+        if not self._num_by_priority[priority]:
+            del self._num_by_priority[priority]
         self.whole_ranges.pop(row, None)
         self.saved.pop(row, None)
         self.media.pop(row, None)
         self.media_until[row] = 0
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
-        self.is_watched[row] = self.runs_on[row] = False
+        self.is_watched[row] = self.runs_on[row] = self.is_plain[row] = False
         self.permitted[row] = _NO_LIMIT
         self.with_permits.discard(row)
         self.doubtful_at[row] = -1
@@ -151,6 +160,7 @@ class Rows:
     def watch(self, row: int, *, is_watched: bool, runs_on: bool) -> None:
         self.is_watched[row] = is_watched
         self.runs_on[row] = runs_on
+        self.is_plain[row] = runs_on and self.stop_ids[row, 0] < 0 and not self.tenant[row]
 
     def extend(self, row: int, tokens: Tokens) -> None:
         """Streamed input: nothing was promised before all of it was there."""
@@ -222,6 +232,8 @@ class Rows:
 
     def least(self, row: int) -> int:
         """The fewest tokens that may be granted next."""
+        if not self.whole_ranges and not self.saved:
+            return 1
         ranges = self.whole_ranges.get(row)
         least = ranges.length_at(int(self.num_computed[row])) if ranges else 1
         # one that holds nothing yet once stood behind a prefix that it had found
@@ -285,15 +297,17 @@ class Rows:
         self.num_known[rows] = known
         self.num_total[rows] = np.maximum(self.num_total[rows], known)
 
-    def learn_many(self, rows: IntArray, token_ids: IntArray) -> None:
-        """What as many steps as there are columns would do to each of these rows: a token is computed, and the next
-        one sampled."""
-        num_steps = token_ids.shape[1]
+    def learn_many(self, rows: IntArray, steps: IntArray, token_ids: IntArray | None) -> None:
+        """What so many steps of each of these rows do to it: all that it has is computed, and the next token sampled.
+        The tokens of one row after the other; None: nobody will look which ones they are."""
         known = self.num_known[rows]
-        self.tokens[rows[:, None], known[:, None] + np.arange(num_steps)] = token_ids
-        self.num_known[rows] = known + num_steps
-        self.num_total[rows] += num_steps
-        self.num_computed[rows] += num_steps
+        if token_ids is not None:
+            places = np.arange(len(token_ids)) + (known + steps - steps.cumsum()).repeat(steps)
+            self.tokens[rows.repeat(steps), places] = token_ids
+        known += steps
+        self.num_known[rows] = known
+        self.num_total[rows] = known
+        self.num_computed[rows] = known - 1
 
     def append(self, row: int, token_id: int) -> None:
         """The core's choice; what a step in flight answers about the row is about the time before it."""
@@ -304,6 +318,8 @@ class Rows:
     def check_invariants(self) -> None:
         free = (self.sequence_id < 0).nonzero()[0].tolist()
         assert sorted(self._free) == free, "a row is neither free nor used, or both, or free twice"
+        priorities = np.unique(self.priority[self.sequence_id >= 0], return_counts=True)
+        assert self._num_by_priority == dict(zip(*map(np.ndarray.tolist, priorities), strict=True)), "by priority"
         # the numbers of free rows are 0
         numbers = zip(self.num_computed.tolist(), self.num_known.tolist(), self.num_total.tolist(), strict=True)
         for row, (computed, known, total) in enumerate(numbers):

@@ -52,9 +52,10 @@ class Fleet:
         self._ended: list[tuple[float, int, Record]] = []
         self._num_news = 0
         # one alone need tell nobody
+        self._is_alone = num_replicas == 1 and not is_told
         self.replicas = (
             [Replica(deployment, 0, self._end, may_leap=may_leap)]
-            if num_replicas == 1 and not is_told
+            if self._is_alone
             else [
                 Replica(
                     deployment.of_replica(number, _KEY),
@@ -100,6 +101,8 @@ class Fleet:
 
     def advance(self, until: float = math.inf) -> None:
         """All that happens before that time."""
+        if self._is_alone:
+            self.replicas[0].advance(until)
         moments = self._moments
         while moments and moments[0][0] < until:
             moment, number = heapq.heappop(moments)
@@ -124,6 +127,8 @@ class Fleet:
         heapq.heappush(self._ended, (record.ended_at, record.number, record))
 
     def _look(self, replica: Replica) -> None:
+        if self._is_alone:
+            return
         moment = replica.next_moment()
         self._moment_of[replica.number] = moment
         if moment < math.inf:

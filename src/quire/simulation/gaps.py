@@ -19,28 +19,34 @@ class Gaps:
     def __init__(self) -> None:
         self._counts = np.zeros(len(_EDGES) + 1, dtype=np.int64)
         self.longest = 0.0
-        # what was seen and is not counted yet: a step has few, and counting takes as long for many
+        # what was seen and is not counted yet, once and more often: a step has few, and counting takes as long for many
+        self._once: list[float] = []
         self._seen: list[Floats] = []
         self._weights: list[IntArray] = []
         self._num_seen = 0
 
-    def add(self, seconds: Floats | list[float], weight: int | IntArray = 1) -> None:
+    def add(self, seconds: list[float]) -> None:
+        """Each of these, once."""
+        self._once += seconds
+        if len(self._once) > _COUNTED_AT_ONCE:
+            self._count()
+
+    def add_many(self, seconds: Floats, weights: IntArray) -> None:
         """Each of these, for so many clients."""
-        if not len(seconds):
-            return
-        self._seen.append(np.asarray(seconds))
-        self._weights.append(np.broadcast_to(weight, len(seconds)))
+        self._seen.append(seconds)
+        self._weights.append(weights)
         self._num_seen += len(seconds)
         if self._num_seen > _COUNTED_AT_ONCE:
             self._count()
 
     def _count(self) -> None:
         """All that was seen."""
-        if self._num_seen:
-            seconds = np.concatenate(self._seen)
-            np.add.at(self._counts, np.searchsorted(_EDGES, seconds), np.concatenate(self._weights))
+        if self._once or self._num_seen:
+            seconds = np.concatenate([np.array(self._once), *self._seen])
+            weights = np.concatenate([np.ones(len(self._once), dtype=np.int64), *self._weights])
+            np.add.at(self._counts, np.searchsorted(_EDGES, seconds), weights)
             self.longest = max(self.longest, float(seconds.max()))
-            self._seen, self._weights, self._num_seen = [], [], 0
+            self._once, self._seen, self._weights, self._num_seen = [], [], [], 0
 
     def merge(self, other: Gaps) -> None:
         other._count()

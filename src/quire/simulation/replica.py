@@ -36,12 +36,15 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """Steps to come, as long as nobody disturbs them: who gets a token in each, when the first one begins and when each
-    is done."""
+    """Steps to come, as long as nobody disturbs them: in how many, from the first on, each row gets a token, when the
+    first one begins and when each is done."""
 
     rows: IntArray
+    steps: IntArray
     sequence_ids: list[int]
     times: Floats
+    # what the first one computes
+    num_first_tokens: int
 
 
 # (when, requests whose prompts are computed, requests that ended, changes of the cache): what a router hears
@@ -65,6 +68,8 @@ class Replica:
         self.number = number
         self._may_leap = may_leap
         self._tell = tell
+        # whoever is told hears of each end at its time
+        self._may_leap_beyond_ends = tell is None
         self.clock = VirtualClock()
         self.core = deployment.core(self.clock)
         self.work = EngineWork()
@@ -110,7 +115,8 @@ class Replica:
             self.make_next(until)
 
     def next_moment(self) -> float:
-        """Whoever looks at it before this time finds it as it is now, but for tokens that come one by one."""
+        """Whoever looks at it before this time, and is told of ends, finds it as it is now, but for tokens that come
+        one by one."""
         if not self.core.has_work:
             return math.inf
         ahead = self._foresee()
@@ -118,33 +124,55 @@ class Replica:
 
     def make_next(self, until: float = math.inf) -> None:
         """A step, or as many as can be foreseen and begin before that time."""
-        ahead = self._foresee()
+        ahead = self._foresee(until)
+        if ahead is None and self._may_leap:
+            ahead = self._decide(until)
         self._forget()
         if ahead is None:
             self._take(self.core.step())
             return
-        times = ahead.times[: 2 + int(np.searchsorted(ahead.times[1:-1], until))]
-        held, outputs = self.core.advance(ahead.rows, self._executor.advance(ahead.rows, times))
-        self._take_many(ahead.sequence_ids, times[1:])
-        self._count_many(len(ahead.rows), times, held)
-        self._take_events(outputs)
+        rows = ahead.rows
+        num_steps = 1 + int(ahead.times[1:-1].searchsorted(until))
+        times = ahead.times[: num_steps + 1]
+        steps = np.minimum(ahead.steps, num_steps)
+        held, outputs = self.core.advance(rows, steps, self._executor.advance(rows, steps, times))
+        num_rows = len(rows) - np.bincount(steps, minlength=num_steps)[:num_steps].cumsum()
+        self._take_many(ahead.sequence_ids, steps, times, num_rows)
+        self._count_many(num_rows, times, held)
+        # of the first step each row's token is counted
+        self.work.num_tokens += ahead.num_first_tokens - len(rows)
+        self._take_events(outputs, is_late=True)
 
     def _forget(self) -> None:
         """What was foreseen has come, or will not."""
         self._foreseen = None
         self._has_looked = False
 
-    def _foresee(self) -> _Foreseen | None:
-        """Nothing, where the next step is not like those after it."""
+    def _foresee(self, until: float = math.inf) -> _Foreseen | None:
+        """What begins before that time, at the least. Nothing, where the next step is not like those after it."""
         if not self._has_looked and self._may_leap:
             self._has_looked = True
-            rows, num_steps = self.core.steady_horizon()
-            if num_steps:
+            rows, steps = self.core.steady_horizon(beyond_ends=self._may_leap_beyond_ends)
+            if len(rows):
                 sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
-                if not self._begun.keys() >= set(sequence_ids):
-                    num_steps = 1  # a first token is told of when it comes
-                self._foreseen = _Foreseen(rows, sequence_ids, self._executor.foresee(rows, num_steps))
+                if self._tell is not None and not self._begun.keys() >= set(sequence_ids):
+                    steps = np.minimum(steps, 1)  # a first token is told of when it comes
+                times = self._executor.foresee(rows, steps, until)
+                self._foreseen = _Foreseen(rows, steps, sequence_ids, times, len(rows))
         return self._foreseen
+
+    def _decide(self, until: float) -> _Foreseen | None:
+        """The next step is decided, and is the first of those. Nothing: it is made alone."""
+        begun = self.core.begin_leap(beyond_ends=self._may_leap_beyond_ends)
+        if begun is None:
+            return None
+        decision, steps = begun
+        if self._tell is not None:
+            steps = np.minimum(steps, 1)
+        work = self._executor.begin_leap(decision)
+        times = self._executor.foresee(decision.rows, steps, until, work)
+        sequence_ids = self.core.scheduler.rows.sequence_id[decision.rows].tolist()
+        return _Foreseen(decision.rows, steps, sequence_ids, times, work.num_tokens)
 
     def statistics(self) -> dict[str, float]:
         return self.core.statistics()
@@ -152,46 +180,53 @@ class Replica:
     # ------------------------------------------------------------------------------------------ what comes back
 
     def _take(self, outputs: EngineOutputs) -> None:
+        now = self.clock.now()
+        gaps: list[float] = []
+        for sequence_id in outputs.sequence_ids.tolist():
+            self._add_tokens(sequence_id, 1, now, now, gaps)
+        self.work.gaps.add(gaps)
+        self._take_events(outputs)
+
+    def _take_events(self, outputs: EngineOutputs, *, is_late: bool = False) -> None:
+        """`is_late`: many steps were made, and who has ended did so with its last token."""
+        now = self.clock.now()
         for start in outputs.starts:
             request_id, index = split_sequence_id(start.sequence_id)
             if not index:
                 self._open[request_id].num_cached_tokens = start.num_cached_tokens
-        now = self.clock.now()
-        self.work.gaps.add(self._tokens(outputs.sequence_ids.tolist(), 1, now, now))
-        self._take_events(outputs)
-
-    def _take_events(self, outputs: EngineOutputs) -> None:
-        now = self.clock.now()
         for end in outputs.ends:
-            self._end(end.sequence_id, end.error or "", now)
+            begun = self._begun.pop(end.sequence_id, None)
+            at = begun.last_token_at if is_late and begun is not None else now
+            self._end(end.sequence_id, end.error, at)
         if self._tell is not None and (outputs.starts or outputs.ends or self._first_tokens):
             self._tell(now, self._first_tokens, self._ended, list(self._changes))
             self._first_tokens, self._ended = [], []
             self._changes.clear()
 
-    def _take_many(self, sequence_ids: list[int], times: Floats) -> None:
-        """Each of these got a token at each of these times."""
-        gaps = self._tokens(sequence_ids, len(times), float(times[0]), float(times[-1]))
-        weights = np.ones(len(gaps) + len(times) - 1, dtype=np.int64)
-        weights[len(gaps) :] = len(sequence_ids)
-        self.work.gaps.add(np.concatenate([gaps, times[1:] - times[:-1]]), weights)
+    def _take_many(self, sequence_ids: list[int], steps: IntArray, times: Floats, num_rows: IntArray) -> None:
+        """Each of these got a token in so many steps. `num_rows`: of each step."""
+        gaps: list[float] = []
+        first = float(times[1])
+        for sequence_id, count, last in zip(sequence_ids, steps.tolist(), times[steps].tolist(), strict=True):
+            self._add_tokens(sequence_id, count, first, last, gaps)
+        self.work.gaps.add(gaps)
+        self.work.gaps.add_many(times[2:] - times[1:-1], num_rows[1:])
 
-    def _tokens(self, sequence_ids: list[int], count: int, first: float, last: float) -> list[float]:
-        """So many for each of these sequences. How long those waited for the first that had one before."""
-        gaps = []
-        for sequence_id in sequence_ids:
-            begun = self._begun.get(sequence_id)
+    def _add_tokens(self, sequence_id: int, count: int, first: float, last: float, gaps: list[float]) -> None:
+        """So many for this sequence, from the first one to the last. `gaps`: how long it has waited for the first, if
+        it had one before."""
+        begun = self._begun.get(sequence_id)
+        if begun is None:
+            begun = self._begin(sequence_id, first)
             if begun is None:
-                begun = self._begin(sequence_id, first)
-                if begun is None:
-                    continue
-            else:
-                gaps.append(first - begun.last_token_at)
-            begun.last_token_at = last
-            record = begun.record
-            record.num_output_tokens += count
+                return
+        else:
+            gaps.append(first - begun.last_token_at)
+        begun.last_token_at = last
+        record = begun.record
+        record.num_output_tokens += count
+        if last > record.last_token_at:
             record.last_token_at = last
-        return gaps
 
     def _begin(self, sequence_id: int, now: float) -> _Begun | None:
         """It has its first token. None: its request has ended."""
@@ -200,20 +235,21 @@ class Replica:
             return None
         if record.first_token_at < 0:
             record.first_token_at = now
-            self._first_tokens.append(record.number)
+            if self._tell is not None:
+                self._first_tokens.append(record.number)
         begun = self._begun[sequence_id] = _Begun(record, now)
         return begun
 
-    def _end(self, sequence_id: int, error: str, now: float) -> None:
-        self._begun.pop(sequence_id, None)
+    def _end(self, sequence_id: int, error: str | None, now: float) -> None:
         request_id = split_sequence_id(sequence_id)[0]
         record = self._open[request_id]
-        record.error = record.error or error
+        record.error = record.error or error or ""
         record.num_open -= 1
         if not record.num_open:
             record.ended_at = now
             del self._open[request_id]
-            self._ended.append(request_id)
+            if self._tell is not None:
+                self._ended.append(request_id)
             self._on_end(record)
 
     def _count(self, decision: SchedulerOutput, work: StepWork, done_at: float) -> None:
@@ -227,14 +263,15 @@ class Replica:
         did.row_seconds += work.num_rows * seconds
         did.block_seconds += self._pool.num_held * seconds
 
-    def _count_many(self, num_rows: int, times: Floats, held: IntArray) -> None:
+    def _count_many(self, num_rows: IntArray, times: Floats, held: IntArray) -> None:
         """As `_count` would, step by step."""
         self._last_done_at = float(times[-1])
         num_steps = len(times) - 1
+        num_tokens = int(num_rows.sum())
         did = self.work
         did.num_steps += num_steps
-        did.num_tokens += num_rows * num_steps
-        did.rows_by_step += num_rows * num_steps
+        did.num_tokens += num_tokens
+        did.rows_by_step += num_tokens
         sums = np.empty((3, num_steps + 1))
         sums[:, 0] = did.busy_seconds, did.row_seconds, did.block_seconds
         seconds = np.subtract(times[1:], times[:-1], out=sums[0, 1:])

@@ -52,7 +52,7 @@ class VirtualClock:
         self._now = max(self._now, time)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepWork:
     """What a step does, in amounts that cost time. All of them are of the whole model, whoever shares it."""
 
@@ -155,54 +155,63 @@ class ModelledExecutor:
         granted, num_tokens = rows.computable(output.rows, output.num_tokens)
         starts, ends = rows.compute(granted, num_tokens)
         answer, num_sampled, num_drafts, num_passes = self._answer(output, granted)
-        reads, num_bytes, pairs = self._attention.reads(starts, ends)
-        work = StepWork(
-            num_rows=len(granted),
-            num_tokens=int(num_tokens.sum()),
-            num_sampled=num_sampled,
-            context_tokens=reads,
-            context_bytes=num_bytes,
-            attention_pairs=pairs,
-            num_copied_blocks=int(output.block_copies.shape[1]),
-            num_swapped_blocks=int(output.swapped_out.shape[1] + output.swapped_in.shape[1]),
-            num_draft_passes=num_passes,
-            num_drafts=num_drafts,
-        )
+        work = self._work_of(output, starts, ends, num_sampled, num_passes, num_drafts)
         done_at = self._done_at(float(self.costs.seconds(work)))
         if self.on_step is not None:
             self.on_step(output, work, done_at)
         return ModelledStep(answer, self.clock, done_at)
 
-    def foresee(self, rows: IntArray, num_steps: int) -> Floats:
-        """When the first of so many steps begins, in all of which each row gets a token, and when each is done. Nothing
-        is in flight."""
-        ends = self._rows.num_computed[rows] + 1
-        reads, num_bytes, pairs = self._attention.reads(ends - 1, ends)
-        later = np.arange(num_steps, dtype=np.float64)
-        more = self._attention.growth(len(rows))
-        work = StepWork(
-            num_rows=len(rows),
-            num_tokens=len(rows),
-            num_sampled=len(rows),
-            context_tokens=reads + later * len(rows),
-            context_bytes=num_bytes + later * more[0],
-            attention_pairs=pairs + later * more[1],
-        )
-        begin = max(self._free_at, self.clock.now())
-        times = np.empty(num_steps + 1)
-        times[0] = begin
-        times[1:] = self.costs.seconds(work)
-        # one after the other, as a clock would add them
-        return np.add.accumulate(times, out=times)
+    def begin_leap(self, decision: SchedulerOutput) -> StepWork:
+        """Steps begin with this one, in which each row samples a token; `foresee` and `advance` make it."""
+        rows = self._rows
+        rows.apply(decision)
+        return self._work_of(decision, *rows.compute(decision.rows, decision.num_tokens))
 
-    def advance(self, rows: IntArray, times: Floats) -> IntArray:
-        """Makes steps that were foreseen, from the first on; what each row samples in them, [rows, steps]."""
-        num_steps = len(times) - 1
-        token_ids = self._rows.sample_many(rows, num_steps, self._vocab_size)
-        self.num_steps += num_steps
+    def foresee(self, rows: IntArray, steps: IntArray, until: float, first_work: StepWork | None = None) -> Floats:
+        """When the first of these steps begins and when each is done, if each row gets a token in so many of them, from
+        the first on; none behind the first end that comes after that time. `first_work`: of the first step, if it
+        computes more than a token a row. Nothing is in flight, and layers see all tokens."""
+        order = steps.argsort()
+        lasts = steps[order]
+        # of those that are still there, however many have left
+        context = self._rows.num_total[rows][order][::-1].cumsum()[::-1]
+        times = np.empty(int(lasts[-1]) + 1)
+        times[0] = max(self._free_at, self.clock.now())
+        later = np.arange(float(len(times) - 1))
+        first = 0
+        for gone in (0, *((lasts[1:] != lasts[:-1]).nonzero()[0] + 1).tolist()):
+            num_rows = len(rows) - gone
+            last = int(lasts[gone])
+            read = context[gone] + later[first:last] * num_rows
+            num_bytes, pairs = self._attention.of_context(read, read)
+            work = StepWork(
+                num_rows=num_rows,
+                num_tokens=num_rows,
+                num_sampled=num_rows,
+                context_tokens=read,
+                context_bytes=num_bytes,
+                attention_pairs=pairs,
+            )
+            times[first + 1 : last + 1] = self.costs.seconds(work)
+            if first_work is not None:
+                times[1] = self.costs.seconds(first_work)
+                first_work = None
+            # one after the other, as a clock would add them
+            piece = times[first : last + 1]
+            np.add.accumulate(piece, out=piece)
+            first = last
+            if times[first] >= until:
+                break
+        return times[: first + 1]
+
+    def advance(self, rows: IntArray, steps: IntArray, times: Floats) -> Callable[[], IntArray]:
+        """Makes steps that were foreseen, from the first on. Says, when asked, what they sample, of one row after the
+        other."""
+        firsts = self._rows.sample_many(rows, steps)
+        self.num_steps += len(times) - 1
         self._free_at = self._last_done_at = float(times[-1])
         self.clock.wait_until(self._free_at)
-        return token_ids
+        return lambda: self._rows.tokens_from(rows, firsts, steps, self._vocab_size)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name not in self._control:
@@ -219,6 +228,30 @@ class ModelledExecutor:
         """There is nothing to give back."""
 
     # ------------------------------------------------------------------------------------------ one step
+
+    def _work_of(
+        self,
+        output: SchedulerOutput,
+        starts: IntArray,
+        ends: IntArray,
+        num_sampled: int | None = None,
+        num_passes: int = 0,
+        num_drafts: int = 0,
+    ) -> StepWork:
+        """Of rows that compute from `starts` to `ends`; if nothing else is said, each samples."""
+        reads, num_bytes, pairs = self._attention.reads(starts, ends)
+        return StepWork(
+            num_rows=len(starts),
+            num_tokens=int((ends - starts).sum()),
+            num_sampled=len(starts) if num_sampled is None else num_sampled,
+            context_tokens=reads,
+            context_bytes=num_bytes,
+            attention_pairs=pairs,
+            num_copied_blocks=int(output.block_copies.shape[1]),
+            num_swapped_blocks=int(output.swapped_out.shape[1] + output.swapped_in.shape[1]),
+            num_draft_passes=num_passes,
+            num_drafts=num_drafts,
+        )
 
     def _done_at(self, seconds: float) -> float:
         """Each stage takes its part of a step, and is free for the next one then."""
@@ -326,17 +359,19 @@ class _Attention:
         for kind in self.kinds:
             if not kind.window:
                 read = tokens
-                seen = float(((starts + ends + 1) * (ends - starts)).sum() // 2)
+                seen = float(int((starts + ends + 1) @ (ends - starts)) // 2)
             else:
                 read, seen = _within_window(kind, starts, ends)
             num_bytes += read * kind.bytes_per_token
             pairs += seen * kind.num_layers
         return tokens, num_bytes, pairs
 
-    def growth(self, num_rows: int) -> tuple[float, float]:
-        """(bytes, pairs) by which a step of one token a row exceeds the one before, where all tokens are seen."""
-        num_bytes = float(num_rows * sum(kind.bytes_per_token for kind in self.kinds))
-        return num_bytes, float(num_rows * sum(kind.num_layers for kind in self.kinds))
+    def of_context(self, read: Floats, seen: Floats) -> tuple[Floats, Floats]:
+        """(bytes, pairs) of so many tokens of context and pairs a layer, where all tokens are seen."""
+        # with one kind, as nearly all models have, there is nothing to add up
+        num_bytes, *bytes_of_others = [read * kind.bytes_per_token for kind in self.kinds]
+        pairs, *pairs_of_others = [seen * kind.num_layers for kind in self.kinds]
+        return sum(bytes_of_others, num_bytes), sum(pairs_of_others, pairs)
 
 
 def _within_window(kind: _Kind, starts: IntArray, ends: IntArray) -> tuple[float, float]:
@@ -425,7 +460,8 @@ class _Rows:
         self.seeds[row] = (seed * 0x632BE59BD9B4E019 + sequence_id) & 0xFFFFFFFFFFFFFFFF
 
     def _count_special(self, row: int, change: int) -> None:
-        self.num_special += change * bool(self.num_candidates[row] or self.is_pooled[row])
+        if self.num_candidates[row] or self.is_pooled[row]:
+            self.num_special += change
 
     def _reserve(self, row: int) -> None:
         there = len(self.num_total)
@@ -437,7 +473,7 @@ class _Rows:
     def computable(self, rows: IntArray, granted: IntArray) -> tuple[IntArray, IntArray]:
         """Rows and how many tokens each computes: fewer than granted where drafts were fewer than promised."""
         there = self.num_total[rows] - self.num_computed[rows]
-        if (granted <= there).all():
+        if not np.count_nonzero(granted > there):
             return rows, granted
         granted = np.minimum(granted, there)
         return rows[granted > 0], granted[granted > 0]
@@ -458,7 +494,7 @@ class _Rows:
         self.num_computed[own] = lengths
 
     def has_drafts(self, rows: IntArray) -> bool:
-        return bool(self.num_drafts[rows].any())
+        return bool(np.count_nonzero(self.num_drafts[rows]))
 
     def take(self, answer: StepOutput) -> None:
         """What a worker said: its numbers are exact where it had drafts."""
@@ -475,12 +511,12 @@ class _Rows:
         self.num_total[rows] = totals + 1
         return token_ids
 
-    def sample_many(self, rows: IntArray, num_steps: int, vocab_size: int) -> IntArray:
-        """A token for each in each step, which also computes the one before."""
+    def sample_many(self, rows: IntArray, steps: IntArray) -> IntArray:
+        """So many tokens for each, in steps that also compute all before them. Where the first of them stands."""
         totals = self.num_total[rows]
-        self.num_total[rows] = totals + num_steps
-        self.num_computed[rows] += num_steps
-        return self._tokens_at(rows[:, None], totals[:, None] + np.arange(num_steps), vocab_size)
+        self.num_total[rows] = totals + steps
+        self.num_computed[rows] = totals + steps - 1
+        return totals
 
     def tokens_from(self, rows: IntArray, firsts: IntArray, counts: IntArray, vocab_size: int) -> IntArray:
         """So many of each, from that place on, one row after the other."""

@@ -41,10 +41,14 @@ class BlockMoves:
     @property
     def are_pending(self) -> bool:
         """The next step has something to move, or to free behind a copy."""
+        return bool(self._writes) or self.are_contents_pending
+
+    @property
+    def are_contents_pending(self) -> bool:
+        """Something beside entries of block tables."""
         return bool(
-            self._writes or self._source_by_copy or self._block_by_host_block or self._host_block_by_block
-            or self.late_releases
-        )  # fmt: skip
+            self._source_by_copy or self._block_by_host_block or self._host_block_by_block or self.late_releases
+        )
 
     def write(self, group: int, row: int, start: int, blocks: Values[int] | Blocks) -> None:
         """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""

@@ -7,13 +7,14 @@ manager's general way; the results are the same. Owned and called by the KV cach
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.engine_core.request import Sequence
 from quire.engine_core.rows import Rows
-from quire.messages import IntArray
+from quire.messages import NO_INTS, IntArray
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -26,13 +27,13 @@ class SteadyGrowth:
         self._manager = manager
         self._pool = manager.pool
         self._rows = rows
-        self._is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
+        self.is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
 
     def allocate(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A block for each, whose next token begins one. False: nothing was done, because one of them is special."""
         manager = self._manager
         size = self._manager.block_size
-        if not self._is_simple or len(sequences) > self._pool.num_available:
+        if not self.is_simple or len(sequences) > self._pool.num_available:
             return False
         computed = self._rows.num_computed[rows]
         positions = (computed // size).tolist()
@@ -54,7 +55,7 @@ class SteadyGrowth:
         """A name for the next block of each. False: nothing was done."""
         cache = self._manager.cache
         size = self._manager.block_size
-        if not self._is_simple:
+        if not self.is_simple:
             return False
         num_named = self._rows.num_named[rows]
         has_names = np.array([not one.is_unnamed for one in sequences])
@@ -70,72 +71,29 @@ class SteadyGrowth:
 
     # ------------------------------------------------------------------------------------------ many steps (leap.py)
 
-    def num_steps_with_blocks(self, rows: IntArray, sequences: list[Sequence], num_steps: int) -> int:
-        """In so many steps of one token for each of these, at most num_steps, every block that is needed can be had and
-        is a fresh one. 0: one of them is special."""
+    def steps_with_blocks(self, rows: IntArray, sequences: list[Sequence], steps: IntArray) -> IntArray:
+        """Of so many steps of one token for each of these as many as find every block that is needed, a fresh one each,
+        whoever ends meanwhile. Nothing: one of them is special."""
         size = self._manager.block_size
-        if not self._is_simple:
-            return 0
+        if not self.is_simple:
+            return NO_INTS
         ends = np.array([len(sequence.block_tables[0]) * size for sequence in sequences])
         until = self._rows.writable_until[rows]
         if np.count_nonzero(until != ends) or not self._are_named(rows, sequences):
-            return 0
+            return NO_INTS
         available = self._pool.num_available
+        num_steps = int(steps.max())
         if len(rows) * (num_steps // size + 1) <= available:
-            return num_steps
-        room = until - self._rows.num_computed[rows]
-        while num_steps and int(_num_blocks(num_steps - room, size).sum()) > available:
+            return steps
+        # all but the last token of each is computed, or is in the first of these steps
+        room = until - self._rows.num_known[rows] + 1
+        while num_steps and int(_num_blocks(np.minimum(steps, num_steps) - room, size).sum()) > available:
             num_steps //= 2
-        return num_steps
+        return np.minimum(steps, num_steps) if num_steps else NO_INTS
 
-    def advance(self, rows: IntArray, sequences: list[Sequence], num_steps: int) -> IntArray:
-        """Blocks and names that so many steps take, in the order in which the steps would; the rows have their tokens
-        and numbers by now. Blocks that are held after each step."""
-        size = self._manager.block_size
-        computed = self._rows.num_computed[rows] - num_steps
-        until = self._rows.writable_until[rows]
-        num_new = _num_blocks(computed + num_steps - until, size)
-        ends = num_new.cumsum()
-        which = np.arange(len(rows)).repeat(num_new)
-        within = np.arange(len(which)) - (ends - num_new).repeat(num_new)
-        # counted from the first of these steps
-        taken_in = (until - computed)[which] + within * size
-        held = self._pool.num_held + np.bincount(taken_in, minlength=num_steps).cumsum()
-        self._rows.may_write(rows, until + num_new * size)
-        if not all(sequence.is_unnamed for sequence in sequences):
-            self._take_and_name(rows, sequences, computed, which, taken_in)
-        elif len(which):
-            blocks = np.array(self._pool.allocate(len(which)))
-            start = 0
-            for sequence, end in zip(sequences, ends.tolist(), strict=True):
-                if end > start:
-                    sequence.block_tables[0].extend(blocks[start:end])
-                    start = end
-        self._rows.set_named(rows, np.maximum(self._rows.num_named[rows], (computed + num_steps) // size))
-        return held
-
-    def _take_and_name(
-        self, rows: IntArray, sequences: list[Sequence], computed: IntArray, which: IntArray, taken_in: IntArray
-    ) -> None:
-        """One block after the other: what an allocation gives up may be what a name was about to be given to."""
-        manager = self._manager
-        size = manager.block_size
-        events = [(step, 0, number) for step, number in zip(taken_in.tolist(), which.tolist(), strict=True)]
-        named = self._rows.num_named[rows].tolist()
-        reached = self._rows.num_computed[rows].tolist()
-        for number, (start, first, last) in enumerate(zip(computed.tolist(), named, reached, strict=True)):
-            if sequences[number].is_unnamed:
-                continue
-            events += [((block + 1) * size - 1 - start, 1, number) for block in range(first, last // size)]
-        for _, is_name, number in sorted(events):
-            sequence = sequences[number]
-            if not is_name:
-                sequence.block_tables[0].append(manager.pool.allocate(1)[0])
-                continue
-            index = named[number]
-            content = self._rows.tokens[rows[number], index * size : (index + 1) * size].tobytes()
-            manager.cache.name_next([sequence], [index], content)
-            named[number] = index + 1
+    def growth(self, rows: IntArray, sequences: list[Sequence], steps: IntArray) -> Growth:
+        """Of so many steps of each; the rows have their tokens and numbers by now."""
+        return Growth(self._manager, self._rows, rows, sequences, steps)
 
     def _are_named(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """As far as they are computed."""
@@ -144,6 +102,81 @@ class SteadyGrowth:
             return False
         lengths = zip(sequences, named.tolist(), strict=True)
         return not any(not one.is_unnamed and len(one.block_hashes) != length for one, length in lengths)
+
+
+class Growth:
+    """Blocks and names that steps of one token a row take, in the order in which the steps would. Rows may be in
+    different numbers of steps, all of them from the first on."""
+
+    def __init__(
+        self, manager: KVCacheManager, numbers: Rows, rows: IntArray, sequences: list[Sequence], steps: IntArray
+    ) -> None:
+        self._manager = manager
+        self._sequences = sequences
+        self._tokens = numbers.tokens
+        self._rows = rows
+        size = manager.block_size
+        reached = numbers.num_computed[rows]
+        start = reached - steps
+        until = numbers.writable_until[rows]
+        num_new = _num_blocks(reached - until, size)
+        ends = num_new.cumsum()
+        self._which = np.arange(len(rows)).repeat(num_new)
+        within = np.arange(len(self._which)) - (ends - num_new).repeat(num_new)
+        # counted from the first of these steps
+        taken_in = (until - start)[self._which] + within * size
+        # in each step, if nobody ended
+        self.held = manager.pool.num_held + np.bincount(taken_in, minlength=int(steps.max())).cumsum()
+        self._events: list[tuple[int, int, int]] = []
+        self._num_made = 0
+        # nobody looks for what has no name: all blocks at once
+        self._ends = ends.tolist() if all(sequence.is_unnamed for sequence in sequences) else []
+        named = numbers.num_named[rows]
+        if not self._ends:
+            self._named = named.tolist()
+            self._events = self._ordered(start, reached, taken_in)
+        numbers.may_write(rows, until + num_new * size)
+        numbers.set_named(rows, np.maximum(named, reached // size))
+
+    def _ordered(self, start: IntArray, reached: IntArray, taken_in: IntArray) -> list[tuple[int, int, int]]:
+        """(step, whether it is a name, whose): a step takes blocks, then gives names."""
+        size = self._manager.block_size
+        events = [(step, 0, number) for step, number in zip(taken_in.tolist(), self._which.tolist(), strict=True)]
+        numbers = zip(start.tolist(), self._named, reached.tolist(), strict=True)
+        for number, (first_token, first, end) in enumerate(numbers):
+            if not self._sequences[number].is_unnamed:
+                events += [((block + 1) * size - 1 - first_token, 1, number) for block in range(first, end // size)]
+        return sorted(events)
+
+    def make(self, num_steps: int) -> None:
+        """Those of the first so many steps that are not made yet, and maybe of later ones."""
+        if self._ends:
+            self._take_all()
+            return
+        # one after the other: what an allocation gives up may be what a name was about to be given to
+        manager = self._manager
+        size = manager.block_size
+        for _, is_name, number in self._events[self._num_made : bisect_left(self._events, (num_steps,))]:
+            self._num_made += 1
+            sequence = self._sequences[number]
+            if not is_name:
+                sequence.block_tables[0].append(manager.pool.allocate(1)[0])
+                continue
+            index = self._named[number]
+            content = self._tokens[self._rows[number], index * size : (index + 1) * size].tobytes()
+            manager.cache.name_next([sequence], [index], content)
+            self._named[number] = index + 1
+
+    def _take_all(self) -> None:
+        ends, self._ends = self._ends, []
+        if not ends[-1]:
+            return
+        blocks = np.array(self._manager.pool.allocate(ends[-1]))
+        start = 0
+        for sequence, end in zip(self._sequences, ends, strict=True):
+            if end > start:
+                sequence.block_tables[0].extend(blocks[start:end])
+                start = end
 
 
 def _num_blocks(num_tokens: IntArray, block_size: int) -> IntArray:

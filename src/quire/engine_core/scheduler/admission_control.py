@@ -22,6 +22,8 @@ from quire.observability.recorder import Counts
 # steps after which a request that waits for blocks looks again what it finds computed
 _LOOK_AGAIN_AFTER = 16
 _FOR_EVER = 1 << 30
+# of those that wait
+_LOOKED_AT = 4
 # steps in which one that came back for a piece of input may wait for the next one, and need not be computed again
 _STAYS_FOR = 16
 
@@ -110,6 +112,8 @@ class AdmissionControl:
         become fewer."""
         if not len(self._queues):
             return _FOR_EVER
+        if not self._queues.num_preempted and self._has_newcomers() and self._num_free_rows > 0:
+            return 0
         if self._open_inputs or self._may_displace():
             return 0
         if self._queues.num_preempted:
@@ -121,13 +125,26 @@ class AdmissionControl:
         if self._num_free_rows <= 0:
             return _FOR_EVER
         before = self._turned_away
-        if before is None or self._num_arrivals_then != self._lifecycle.num_arrivals:
+        if before is None or self._has_newcomers():
             return 0
         return self._num_steps_without(before, step) if self._queues.is_waiting(before) else 0
+
+    def _has_newcomers(self) -> bool:
+        """Somebody has come since the last one was turned away."""
+        return self._turned_away is None or self._num_arrivals_then != self._lifecycle.num_arrivals
 
     def _num_steps_without(self, head: Request, step: int) -> int:
         """Before it looks again whether blocks suffice by now, and too few are there."""
         return max(0, head.look_again_at - step) if self._manager.num_within_reach < head.needed_blocks else 0
+
+    def has_blocks_for_all(self, num_blocks: int) -> bool:
+        """So many are enough for whoever waits, as far as a few look: none need be given up for them."""
+        if self._queues.num_preempted or self._open_inputs or len(self._queues) > _LOOKED_AT:
+            return False
+        needed = sum(
+            self._estimates.most_blocks(one.longest + 1, one, self._step_tokens) for one in self._queues.in_line()
+        )
+        return needed <= num_blocks
 
     def make_room_for_stuck(self) -> bool:
         """Nothing was granted. Returns whether somebody who waits has more room now, so that it may decide anew."""

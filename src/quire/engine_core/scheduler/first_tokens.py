@@ -43,6 +43,12 @@ class FirstTokens:
         self.num_decided += num_tokens
         return self.num_decided
 
+    def all_come(self) -> None:
+        """A step has brought a token to everybody who waits for one, and nobody asks."""
+        if self._begins:
+            self._begins.clear()
+            self._is_awaited[:] = False
+
     def come(self, rows: IntArray, num_decided: int) -> list[FirstToken]:
         """A step has brought a token to each of these rows. `num_decided`: as it was when that step was decided."""
         if not self._begins:
@@ -53,7 +59,8 @@ class FirstTokens:
             self._is_awaited[row] = False
             # else that one has ended before it had a token, and the row is somebody else's
             if self._rows.sequence_id[row] == begin.sequence_id:
-                num_own = int(self._rows.num_known[row]) - int((rows == row).sum()) - begin.num_computed
+                num_new = int(np.count_nonzero(rows == row))
+                num_own = int(self._rows.num_known[row]) - num_new - begin.num_computed
                 num_all = num_decided - begin.num_decided
                 found.append(FirstToken(begin.sequence_id, max(0, num_all - num_own) / num_all))
         return found

@@ -74,7 +74,8 @@ class WorkerChanges:
     def release(self, row: int) -> None:
         """The row is given back; what was still to be said about it is void."""
         num_admitted = len(self.admitted)
-        self.admitted = [sequence for sequence in self.admitted if sequence.row != row]
+        if num_admitted:
+            self.admitted = [sequence for sequence in self.admitted if sequence.row != row]
         if len(self.admitted) == num_admitted:  # else the worker has not heard of the sequence
             self.released[row] = None
         self.progress.pop(row, None)
@@ -149,6 +150,12 @@ class Lifecycle:
         self._in_flight = in_flight
         self.recorder = manager.pool.recorder
         self.num_arrivals = 0
+
+    def take_changes(self) -> WorkerChanges:
+        """For the workers, since the last call."""
+        changes = self.changes
+        self.changes = WorkerChanges()
+        return changes
 
     # ------------------------------------------------------------------------------------------ messages
 
@@ -369,7 +376,10 @@ class Lifecycle:
 
     def show_tokens(self, rows: IntArray) -> None:
         """Decoding methods see the new token of each watched row, before any stop rule does."""
-        for row in rows[self._rows.is_watched[rows]]:
+        is_watched = self._rows.is_watched[rows]
+        if not np.count_nonzero(is_watched):
+            return
+        for row in rows[is_watched].tolist():
             sequence = self.running.sequence_at(row)
             method = self._methods[sequence.request.request_id]
             with self.blaming(sequence.request, "its decoding method failed"):

@@ -36,7 +36,7 @@ from quire.engine_core.scheduler.constraints import (
 )
 from quire.engine_core.scheduler.first_tokens import FirstTokens
 from quire.engine_core.scheduler.leap import Leap
-from quire.engine_core.scheduler.lifecycle import Lifecycle, WorkerChanges
+from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
@@ -128,9 +128,14 @@ class Scheduler:
             self.speculation,
             self._in_flight,
             self._constraints,
+            self._transfers,
             self.max_num_batched_tokens,
         )
         self._gave_way = False
+        # in the step that is being decided those who run were granted a token each, and no blocks
+        self._are_plain = False
+        # of a step that was decided, and that `schedule` is still to tell of
+        self._rows_decided: IntArray | None = None
         self._num_steps = 0
 
     @property
@@ -185,44 +190,79 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ one step
 
     def schedule(self) -> SchedulerOutput | None:
+        """Decides a step; None: nobody has anything to compute."""
+        rows = self._decide() if self._rows_decided is None else self._rows_decided
+        self._rows_decided = None
+        return self._decided(rows, self._granted[rows]) if len(rows) else None
+
+    def _decide(self, *, may_leap: bool = False) -> IntArray:
         """Repeats while nothing was granted and either a request ended or room was made for a stuck one. That comes to
         an end: each round has fewer requests, or fewer that hold what a stuck one could have."""
         while True:
             num_requests = len(self.lifecycle.requests)
-            rows = self._grant()
+            rows = self._grant(may_leap=may_leap)
             if len(rows):
-                return self._decided(rows, self._granted[rows])
+                return rows
             if len(self.lifecycle.requests) == num_requests and not self.admission_control.make_room_for_stuck():
-                return None
+                return rows
 
-    def _grant(self) -> IntArray:
-        """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
+    def _grant(self, *, may_leap: bool) -> IntArray:
+        """The budget goes to those who run and those who wait, in the policy's order. The rows that got some.
+        `may_leap`: where it is certain that those who run get a token each, and their blocks, they get the tokens."""
         for waiting, refusal in self.adapters.arrived():
             self.lifecycle.go_on(waiting, refusal)
         for request in self._transfers.arrived():
             self.queues.add(request)
         self._granted[:] = 0
         self.admission_control.begin_step(self._num_steps, has_results_to_come=bool(self._in_flight))
-        while self._grant_running() and not self._granted.any():
+        self._are_plain = may_leap and self._grant_plainly()
+        while not self._are_plain and self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
         # if somebody gave way for a block in the last round, others got tokens in it, and nobody starts
         if not self._gave_way:
             self._admit(self._num_budgeted - int(self._granted.sum()))
-        return np.flatnonzero(self._granted)
+        granted: IntArray = self._granted.nonzero()[0]
+        return granted
 
     def wait_for_blocks(self) -> bool:
         """Nothing is to be done: a few milliseconds, for what comes from elsewhere. False: nobody waits for that."""
         return self._transfers.wait() or self.adapters.wait()
 
-    def steady_horizon(self) -> tuple[IntArray, int]:
-        """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens."""
-        return self._leap.horizon(self._num_steps)
+    def steady_horizon(self, *, beyond_ends: bool) -> tuple[IntArray, IntArray]:
+        """(rows, steps of each): each of these rows gets one token in so many steps, and nothing else happens but that
+        they end; `beyond_ends`: not only in the last step."""
+        return self._leap.horizon(self._num_steps, beyond_ends=beyond_ends)
 
-    def advance(self, rows: IntArray, token_ids: IntArray) -> IntArray:
-        """As many of these steps as there are columns. Blocks that are held after each of them; events tell who ended
-        in the last."""
-        self._num_steps += token_ids.shape[1]
-        return self._leap.advance(rows, token_ids)
+    def begin_leap(self, *, beyond_ends: bool) -> tuple[SchedulerOutput, IntArray] | None:
+        """Decides a step. If all that it grants is sampled from, and steps of one token may follow: what the workers
+        hear of it, and in how many steps each of its rows gets a token. None: `schedule`, which must come next, says
+        what was decided."""
+        decided = self._decide(may_leap=True)
+        rows, steps = self._leap.behind(decided, self._granted, beyond_ends=beyond_ends and not self._gave_way)
+        if not len(rows):
+            if self._are_plain:
+                self._take_for_running(self.running.rows_in_order())
+            self._rows_decided = decided
+            return None
+        num_tokens = self._granted[rows]
+        changes = self.lifecycle.take_changes()
+        decision = SchedulerOutput(
+            step=self._num_steps + 1,
+            released=list(changes.released),
+            admitted=changes.admitted,
+            rows=rows,
+            num_tokens=num_tokens,
+        )
+        self.manager.take_moves_into(decision)
+        self.manager.step_settled()
+        self._first_tokens.all_come()
+        return decision, steps
+
+    def advance(self, rows: IntArray, steps: IntArray, sample: Callable[[], IntArray]) -> IntArray:
+        """So many of these steps. Blocks that are held in each of them; events tell who ended, in order."""
+        held = self._leap.advance(rows, steps, sample)
+        self._num_steps += len(held)
+        return held
 
     @property
     def work_in_flight(self) -> int:
@@ -243,14 +283,14 @@ class Scheduler:
         work = num_granted + self.rows.num_image_tokens(rows, num_tokens)
         num_decided = self._first_tokens.decided(num_granted)
         self.rows.grant(rows, num_tokens)
-        self._shares.charge(self.rows.tenant[rows], num_tokens)
+        if self._shares.are_several:
+            self._shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
         self._in_flight.append(
             StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes, work, num_decided)
         )
-        changes = self.lifecycle.changes
-        self.lifecycle.changes = WorkerChanges()
+        changes = self.lifecycle.take_changes()
         decision = SchedulerOutput(
             step=self._num_steps,
             forked=changes.forked,
@@ -283,25 +323,49 @@ class Scheduler:
             granted = self._within_limits(rows, shares)
             self._save_up(rows, shares)
         self._granted[rows] = granted
-        computed = self.rows.num_computed[rows]
-        self._take_turns(rows[computed == 0])
+        self._take_for_running(rows)
+        return self._gave_way
+
+    def _grant_plainly(self) -> bool:
+        """Each row that runs gets its next token, if nobody else could be in question for it, or for its block."""
+        rows = self.running.rows_in_order()
+        num_free = self.manager.pool.num_free - len(rows)
+        is_short = self.budget.seconds or len(rows) >= self.max_num_batched_tokens
+        if is_short or self.manager.keeps_contents or not self.admission_control.has_blocks_for_all(num_free):
+            return False
+        if not self._leap.is_possible or not self._leap.are_plain(rows, self.rows.num_known[rows]):
+            return False
+        self._gave_way = False
+        self._num_budgeted = self.max_num_batched_tokens
+        self._granted[rows] = 1
+        return True
+
+    def _take_for_running(self, rows: IntArray) -> None:
+        """Blocks for what these rows were granted, and names for those that it fills."""
         granted = self._granted[rows]
-        needs_block = rows[(computed + granted > self.rows.writable_until[rows]) & (granted > 0)]
-        for sequence in self._after_steady_ones(needs_block, self._steady.allocate):
+        computed = self.rows.num_computed[rows]
+        if np.count_nonzero(computed) < len(rows):
+            self._take_turns(rows[computed == 0])
+            granted = self._granted[rows]
+        reached = computed + granted
+        needs_block = rows[(reached > self.rows.writable_until[rows]) & (granted > 0)]
+        special = self._after_steady_ones(needs_block, self._steady.allocate)
+        for sequence in special:
             if self._granted[sequence.row]:  # it may have been preempted meanwhile
                 self._make_room(sequence)
         self._cache.settle()
-        # those that have just begun did so behind what they found
-        reached = np.minimum(self.rows.num_computed[rows] + self._granted[rows], self.rows.num_known[rows])
+        if special:
+            # those that have just begun did so behind what they found
+            granted = self._granted[rows]
+            reached = self.rows.num_computed[rows] + granted
         ends = self.rows.next_name_at(rows, self.manager.block_size)
-        fills_block = rows[(reached >= ends) & (self._granted[rows] > 0)]
+        fills_block = rows[(np.minimum(reached, self.rows.num_known[rows]) >= ends) & (granted > 0)]
         for sequence in self._after_steady_ones(fills_block, self._steady.name):
             try:
                 if self._granted[sequence.row]:  # none any more if a sibling has failed
                     self._name_granted(sequence)
             except Exception as error:
                 self._fail(sequence.request, error)
-        return self._gave_way
 
     def _are_behind(self, rows: IntArray, wanted: IntArray) -> npt.NDArray[np.bool_]:
         """All that they want is known, and more than the next token is missing."""
@@ -328,7 +392,11 @@ class Scheduler:
         if not len(rows):
             return []
         is_steady = self._granted[rows] == 1
-        if is_steady.any() and steady_way(rows[is_steady], self.running.sequences_at(rows[is_steady])):
+        num_steady = np.count_nonzero(is_steady)
+        if num_steady == len(rows):
+            sequences = self.running.sequences_at(rows)
+            return [] if steady_way(rows, sequences) else sequences
+        if num_steady and steady_way(rows[is_steady], self.running.sequences_at(rows[is_steady])):
             rows = rows[~is_steady]
         return self.running.sequences_at(rows)
 
@@ -517,20 +585,22 @@ class Scheduler:
     def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
-            if not sequence.is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
+            is_begun = sequence.is_begun
+            if not is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
                 continue
-            remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             # one that begins is limited when it is known where
-            num_tokens = self._most(sequence, budget) if sequence.is_begun else remaining
+            remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
+            num_tokens = self._most(sequence, budget) if is_begun else remaining
             self._granted[sequence.row] = num_tokens
             if num_tokens and not self._take_blocks(sequence):
                 # Not expected: the estimate was too small. It ends this request, not the engine.
                 self._granted[[one.row for one in request.sequences.values() if one.row >= 0]] = 0
                 self.lifecycle.fail(request.request_id, "KV cache: more blocks are needed than were expected.")
                 return budget
-            if self._granted[sequence.row]:
+            num_tokens = int(self._granted[sequence.row])
+            if num_tokens:
                 self._name_granted(sequence)
-            budget -= int(self._granted[sequence.row])
+            budget -= num_tokens
         return budget
 
     def _most(self, sequence: TokenSequence, budget: int) -> int:

@@ -106,9 +106,14 @@ class Transfers:
 
     # ------------------------------------------------------------------------------------------ what a step moves
 
+    @property
+    def are_pending(self) -> bool:
+        """Something is to be moved, or will be."""
+        return bool(self.fetches or self.to_store)
+
     def step_data(self) -> dict[str, Any]:
         """What the worker half must do in the step that has just been decided; asked if something is to be moved."""
-        if not self.fetches and not self.to_store:
+        if not self.are_pending:
             return {}
         step = StepTransfers(
             loads=self._take_loads(),
