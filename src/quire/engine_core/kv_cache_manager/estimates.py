@@ -42,6 +42,14 @@ class Estimates:
 
         Each of its sequences may be the one that gets on: drafts make one faster than another, and the longest may end.
         """
+        if not num_more_tokens and len(request.sequences) == 1 and self._manager.steady.is_simple:
+            (sequence,) = request.sequences.values()
+            is_new = not (sequence.is_begun or sequence.host_tables)
+            if is_new and not self._manager.get_computed_blocks(sequence).num_tokens:
+                # nothing is at hand: a block for every so many tokens
+                return -(
+                    -min(sequence.num_total_tokens + self._manager.num_uncertain, request.max_total) // self._block_size
+                )
         needed = of_a_fork = 0
         found: set[int] = set()
         if request.is_swapped:
@@ -92,6 +100,8 @@ class Estimates:
         of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in self._groups)
         # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
         of_prompt = 0
+        if request.num_sequences == 1:
+            return of_one
         if not self._manager.may_miss_siblings:
             num_full = max(0, request.num_prompt_tokens - 1) // self._block_size
             of_prompt = request.uncut_blocks(num_full, self._block_size) * len(self._groups)

@@ -127,6 +127,8 @@ class KVCacheManager:
         """
         if computed is None:
             self._free_passed(sequence)
+        elif not computed.num_tokens and self.steady.is_simple:
+            return self._allocate_first(sequence, num_new_tokens, computed)
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
         shared = self._shared_at(tables, start, is_taken=computed is not None)
@@ -160,6 +162,19 @@ class KVCacheManager:
             self._grow(sequence, number, target)
         # where lookahead reaches the greatest length, nothing more will be asked for
         self._rows.may_write(sequence.row, -(-ahead // self.block_size) * self.block_size - (ahead - end))
+        failpoint("after_allocate", (sequence.request.request_id,))
+        return True
+
+    def _allocate_first(self, sequence: Sequence, num_tokens: int, nothing: ComputedBlocks) -> bool:
+        """For one that finds nothing, where a block is nothing but room for so many tokens."""
+        num_blocks = -(-num_tokens // self.block_size)
+        if not self._make_available(num_blocks):
+            return False
+        self._attach(sequence, nothing)
+        blocks = int_array(self.pool.allocate(num_blocks))
+        sequence.block_tables[0] = BlockTable(blocks)
+        self.moves.write(0, sequence.row, 0, blocks)
+        self._rows.may_write(sequence.row, num_blocks * self.block_size)
         failpoint("after_allocate", (sequence.request.request_id,))
         return True
 

@@ -51,7 +51,8 @@ class Admission:
             ids = np.asarray(token_ids, dtype=getattr(token_ids, "dtype", np.int64))
         except OverflowError:
             ids = int_array([max(-1, min(token, self._vocab_size)) for token in token_ids])
-        if ids.min() >= 0 and ids.max() < self._vocab_size:
+        # one look: without a sign, what is negative is greater than all
+        if ids.view(f"u{ids.itemsize}").max() < self._vocab_size:
             return None
         wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
         token = token_ids[int(wrong[0])]
@@ -202,6 +203,11 @@ class Admission:
 def further_ids(message: EngineRequest) -> list[int]:
     """Every token id that a request names beside its prompt; each of them indexes a table somewhere."""
     sampling = message.sampling
+    if not (
+        sampling.stop_token_ids or sampling.allowed_token_ids or sampling.logit_bias or message.bad_words_token_ids
+        or message.label_token_ids
+    ):  # fmt: skip
+        return []
     of_words = (token for word in message.bad_words_token_ids for token in word)
     return [
         *sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()), *of_words,

@@ -120,6 +120,8 @@ class WaitingQueues:
     def most_important(self) -> int | None:
         """The least priority of all that could start or go on."""
         first = self._priorities[:1]
+        if not self._preempted:
+            return first[0] if first else None
         return min([*first, *(request.priority for request in self.preempted())], default=None)
 
     @property
@@ -128,7 +130,7 @@ class WaitingQueues:
 
         One that only waits for input needs nothing until it comes, and stands in nobody's way.
         """
-        return min((request.priority for request in self.preempted()), default=None)
+        return min((request.priority for request in self.preempted()), default=None) if self._preempted else None
 
     def preempted(self) -> list[Request]:
         """Those that could go on."""

@@ -109,4 +109,7 @@ class StepsInFlight(deque[StepInFlight]):
         row = sequence.row
         if self and rows.set_back_at[row] > self.settled_at:
             return 0  # it has begun since, maybe in blocks that a step in flight was to write
-        return sequence.num_computed_tokens - sum(int(step.num_tokens[step.rows == row].sum()) for step in self)
+        num_computed = sequence.num_computed_tokens
+        return (
+            num_computed - sum(int(step.num_tokens[step.rows == row].sum()) for step in self) if self else num_computed
+        )

@@ -87,7 +87,8 @@ class TenantShares:
         """
         clock = self._clocks.get(priority)
         if clock is None:
-            clock = self._clocks[priority] = _Clock(float(self._used.max()))
+            most = self._used.max() if self.are_several else self._used[0]
+            clock = self._clocks[priority] = _Clock(float(most))
         self._lift(clock, number)
 
     def nobody_waits(self, priority: int) -> None:

@@ -21,6 +21,8 @@ from quire.config.arithmetic import FLOAT_BYTES, ModelShape
 from quire.config.device_sheets import DeviceSheet
 from quire.engine_core.executor.modelled import Amount, StepWork
 
+_MOST_REMEMBERED = 1 << 16
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -71,7 +73,12 @@ class RooflineCosts:
     efficiency: Efficiency = field(default_factory=Efficiency)
 
     def seconds(self, work: StepWork) -> Amount:
-        fixed = self._matrices(work) + self._collectives(work) + self.seconds_of_blocks(work) + self._launches(work)
+        amounts = work.num_tokens, work.num_sampled, work.num_copied_blocks, work.num_swapped_blocks
+        fixed = self._fixed.get(amounts)
+        if fixed is None:
+            fixed = self._matrices(work) + self._collectives(work) + self.seconds_of_blocks(work) + self._launches(work)
+            if len(self._fixed) < _MOST_REMEMBERED:
+                self._fixed[amounts] = fixed
         return fixed + self._attention(work)
 
     def swap_seconds(self) -> float:
@@ -92,7 +99,11 @@ class RooflineCosts:
     def _longer(self, flops: float, num_bytes: float) -> float:
         return max(flops / self._flops, num_bytes / self._bytes_per_second)
 
-    # what does not depend on the step, once
+    # what does not depend on the step, once; and the price of all but attention, which most steps share with others
+
+    @cached_property
+    def _fixed(self) -> dict[tuple[int, ...], float]:
+        return {}
 
     @cached_property
     def _flops(self) -> float:

@@ -50,4 +50,5 @@ class TwoLevel:
         # 4.5.3: in batches, only when the staging queue is empty
         staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size, priority)
         self._staging[priority] = staged
-        return sorted(staged, key=num_remaining)
+        # one alone need not be looked up
+        return sorted(staged, key=num_remaining) if len(staged) > 1 else staged
