@@ -144,6 +144,20 @@ def test_what_cannot_be_compiled_is_refused_if_asked_for_and_else_runs(checkpoin
     assert a_life(driver) == plain(checkpoint("llama"))
 
 
+def test_code_that_does_not_run_is_found_at_the_start(checkpoint, monkeypatch):
+    def for_two_tokens(module, inputs):
+        def run(num_tokens, *arguments):
+            if num_tokens == 1:
+                raise KeyError("op15")
+            return module.forward(num_tokens, *arguments)
+
+        return run
+
+    monkeypatch.setattr(piecewise, "compiled", for_two_tokens)
+    with pytest.raises(OptionError, match=r"its code does not run \(KeyError: 'op15'\)"):
+        in_pieces(checkpoint("llama"))
+
+
 def test_a_target_whose_layers_a_draft_looks_into_is_not_compiled(checkpoint, tmp_path, uncompiled, monkeypatch):
     head = make_eagle3_head(tmp_path, checkpoint("llama"))
     with pytest.raises(ModelError, match=r"which compiled layers .* do not hand out"):

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from quire.worker.attention import attention_layers
 from quire.worker.cache_folder import cache_folder, check_private
-from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context
+from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context, profiling_context
 from quire.worker.layers.experts import Experts
 from quire.worker.state_cache import recurrent_layers
 
@@ -31,6 +31,7 @@ _logger = logging.getLogger(__name__)
 _LOOKS_AT_CACHES = (torch.ops.quire.attention.default, torch.ops.quire.recurrent.default)
 # Of the trace: like no other size of a model, so that nothing else is taken for a number of tokens.
 _TRACED_TOKENS = 499
+_TRIED_TOKENS = (1, 2)
 
 
 class CannotCompileError(Exception):
@@ -344,5 +345,14 @@ def compile_model(model: Any, max_tokens: int, device: torch.device, *, has_adap
     if not attention_layers(model) and not recurrent_layers(model):
         raise CannotCompileError("it has no layer that keeps anything of a sequence")
     compiled = PiecewiseForward(model, max_tokens, device, has_adapters=has_adapters)
+    for num_tokens in _TRIED_TOKENS[:max_tokens]:
+        # before anybody waits for a step: code that fails, and what is only made at a first call
+        ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        try:
+            with torch.inference_mode(), forward_context(profiling_context()):
+                compiled(ids, ids)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise CannotCompileError(f"its code does not run ({type(error).__name__}: {reason})") from error
     model.forward = compiled
     return compiled
