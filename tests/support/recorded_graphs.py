@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -101,8 +102,8 @@ class RecordedGraph:
 def every_tensor() -> list[Tensor]:
     """That this process holds."""
     found = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-    # others, which tests before may have made, have no storage of their own
-    return [one for one in found if one.layout is torch.strided]
+    # others, which tests before and compilers may have made, have no memory
+    return [one for one in found if one.layout is torch.strided and not isinstance(one, FakeTensor)]
 
 
 class RecordedGraphs:

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from tests.support.eagle_checkpoints import make_eagle3_head
+from tests.support.recorded_graphs import RecordedGraphs
 from tests.support.speculative_worker import started
 from tests.worker.compilation.test_graphs import a_life, drive
 
@@ -64,6 +65,16 @@ def test_pieces_lie_between_layers_that_keep_something(name, checkpoint, uncompi
     model = load_model(worker_config(path))
     assert forward.num_pieces == len(attention_layers(model)) + len(recurrent_layers(model)) + 1
     assert said == plain(path)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])
+def test_graphs_are_captured_of_pieces(name, checkpoint, uncompiled, monkeypatch):
+    """As on a GPU, where steps of one token are both."""
+    device = RecordedGraphs()
+    monkeypatch.setattr(CpuPlatform, "graph_device", lambda platform: device)
+    driver = drive(Worker(worker_config(checkpoint(name), compile=True, attention_backend="auto")))
+    assert a_life(driver) == plain(checkpoint(name))
+    assert driver.worker.statistics()["num_graph_replays_total"] > 8
 
 
 @pytest.mark.parametrize("layers", [3, 9])

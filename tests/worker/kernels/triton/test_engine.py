@@ -30,11 +30,11 @@ def run(path: Path, home: str, options: dict) -> dict:
 @pytest.mark.parametrize(
     ("architecture", "options", "kernels"),
     [
-        ("qwen3", {}, ["_rotary_embedding"]),
-        ("qwen3", {"quantization": "int8"}, ["_rotary_embedding", "_packed_linear", "_round_inputs"]),
-        ("qwen3", {"quantization": "int4_weight_only"}, ["_rotary_embedding", "_packed_linear"]),
-        ("gpt_oss", {}, ["_rotary_embedding", "_grouped_linear", "_route_tokens"]),
-        ("deepseek_v3_groups", {}, ["_rotary_embedding", "_grouped_linear", "_route_tokens"]),
+        ("qwen3", {}, ["_prepare_heads"]),
+        ("qwen3", {"quantization": "int8"}, ["_prepare_heads", "_packed_linear", "_round_inputs"]),
+        ("qwen3", {"quantization": "int4_weight_only"}, ["_prepare_heads", "_packed_linear"]),
+        ("gpt_oss", {}, ["_grouped_linear", "_route_tokens"]),
+        ("deepseek_v3_groups", {}, ["_rotary_embedding", "_write_kv", "_grouped_linear", "_route_tokens"]),
     ],
     ids=["qwen3", "int8 weights", "int4 weights", "gpt_oss", "latent attention"],
 )
@@ -45,6 +45,6 @@ def test_tokens_are_those_of_the_reference(architecture, options, kernels, tmp_p
     assert found["tokens"] == expected["tokens"]
     assert found["signs"]["swap"] > 0
     assert found["home"]["kernels"] == "triton"
-    for kernel in ("_attention", "_write_kv", "_rms_norm", "_move", *kernels):
-        assert found["launches"][kernel] > 0, kernel
+    missing = {"_attention", "_rms_norm", "_move", *kernels} - found["launches"].keys()
+    assert not missing
     assert expected["launches"] == {}
