@@ -153,6 +153,7 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
             "none of num_experts_per_tok, experts_per_token, top_k_experts, moe_k is there",
         ),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
+        ({"attention_value_scale": 0.7}, "attention_value_scale=0.7: layers with a window keep more heads"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
         ({"conv_L_cache": 3}, "conv_L_cache=3: the model has layers that keep a state"),
         ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),

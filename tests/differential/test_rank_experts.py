@@ -21,7 +21,7 @@ SAMPLE = {
 }
 OTHERS = [
     "qwen2_moe", "deepseek_v2_groups", "deepseek_v3_groups", "llama4", "granitemoehybrid", "minimax_m2", "hy_v3",
-    "ernie4_5_moe",
+    "ernie4_5_moe", "mimo_v2_flash",
 ]  # fmt: skip
 WAYS = ways(96)
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}

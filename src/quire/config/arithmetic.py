@@ -24,6 +24,7 @@ _ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_atten
 # Whose formulas are others.
 _OTHER_ARITHMETIC = {
     "kv_lora_rank": _LATENT,
+    "attention_value_scale": "layers with a window keep more heads than those that see every token",
     **dict.fromkeys(
         ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "conv_L_cache"),
         "the model has layers that keep a state",

@@ -151,7 +151,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     only_for_completion |= {"attn_layer_indices", "mamba_d_ssm", "hybrid_override_pattern", "mamba_hidden_act"}
     only_for_completion |= {"hidden_act"} if model_type in ("mamba", "falcon_mamba") else set()
     only_for_completion |= {"num_kv_heads", "num_ln_in_parallel_attn"}
-    only_for_completion |= {"block_ff_dim", "tie_embedding", "rotary_dim"}
+    only_for_completion |= {"block_ff_dim", "tie_embedding", "rotary_dim", "sliding_window_size"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
@@ -282,6 +282,30 @@ def test_the_angles_of_ministral_3(values, tmp_path):
 def test_gemma_3_that_looks_ahead_is_refused(tmp_path):
     with pytest.raises(ModelError, match="use_bidirectional_attention=true"):
         ours(write(tmp_path, model_type="gemma3_text", use_bidirectional_attention=True))
+
+
+MIMO_SPELLINGS = {
+    "published": {
+        "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334, "sliding_window": 128,
+        "sliding_window_size": 128, "routed_scaling_factor": None, "attention_value_scale": 0.707,
+    },
+    "named": {
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 9,
+        "mlp_layer_types": ["sparse", "dense", "sparse"], "attention_value_scale": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", MIMO_SPELLINGS)
+def test_mimo_in_every_spelling(spelling, tmp_path):
+    shape = {**SIZES, "num_key_value_heads": 2, "head_dim": 32}
+    assert_same(write(tmp_path, model_type="mimo_v2_flash", **shape, **MIMO_SPELLINGS[spelling]))
+
+
+def test_angles_of_one_kind_of_mimos_layers_may_differ(tmp_path):
+    given = {"full_attention": {"rope_theta": 7e5}}
+    rope = ours(write(tmp_path, model_type="mimo_v2_flash", rope_parameters=given)).rope_parameters
+    assert [rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")] == [7e5, 1e4]
 
 
 @pytest.mark.parametrize("last", [-1, 1])

@@ -20,7 +20,7 @@ NATIVE = (
     "granitemoehybrid_dense gemma3 gemma3_cap lfm2_moe bamba falcon_h1 falcon_h1_norm nemotron_h minimax "
     "bloom bloom_norm mpt falcon falcon_alibi falcon_new falcon_new_norm mamba falcon_mamba jamba "
     "smollm3 seed_oss granite exaone4 olmo2 glm4_moe glm4_moe_norm minimax_m2 hy_v3 ernie4_5_moe "
-    "olmo3 olmo3_yarn phi3 phi3_long ministral3 ministral3_window phi phi_norm"
+    "olmo3 olmo3_yarn phi3 phi3_long ministral3 ministral3_window phi phi_norm mimo_v2_flash"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -174,7 +174,11 @@ def test_layers_that_only_draft_are_left_out(tmp_path, prompt):
     assert torch.equal(found, ModelHarness(load_model(worker_config(path))).run(0, prompt))
 
 
-DRAFTING = {"hy_v3": "model.layers.3.eh_proj.weight", "ernie4_5_moe": "model.mtp_linear_proj.0.weight"}
+DRAFTING = {
+    "hy_v3": "model.layers.3.eh_proj.weight",
+    "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+    "mimo_v2_flash": "model.mtp.layers.0.eh_proj.weight",
+}
 
 
 @pytest.mark.parametrize("name", DRAFTING)

@@ -141,8 +141,10 @@ class QKVParallelLinear(ColumnParallelLinear):
         *,
         bias: bool = True,
         parts: tuple[Part, ...] = ("q", "k", "v"),
+        value_dim: int | None = None,
     ) -> None:
-        """`parts`: those that there are, where a layer takes keys or values from elsewhere."""
+        """`parts`: those that there are, where a layer takes keys or values from elsewhere. `value_dim`: of a head's
+        values, where it is not that of its keys."""
         nn.Module.__init__(self)
         self.group = current_group()
         self.in_features = in_features
@@ -154,7 +156,9 @@ class QKVParallelLinear(ColumnParallelLinear):
         self.num_kv_heads = num_kv_heads // kv_shares
         # pieces that the ranks cut each part into
         self._shares = [self.group.size if part == "q" else kv_shares for part in parts]
-        self.sizes = [(self.num_heads if part == "q" else self.num_kv_heads) * head_dim for part in parts]
+        widths = {"q": self.num_heads * head_dim, "k": self.num_kv_heads * head_dim}
+        widths["v"] = self.num_kv_heads * (head_dim if value_dim is None else value_dim)
+        self.sizes = [widths[str(part)] for part in parts]
         self.out_features = sum(self.sizes)
         self._create(self.out_features, in_features, bias, parts)
 

@@ -26,8 +26,8 @@ def complete_config(config: Any) -> None:
     refuse_other_values(config, topk_method=("noaux_tc",), scoring_func=("sigmoid",), moe_layer_freq=(1,))
 
 
-def make_mlp(config: Any, index: int) -> nn.Module:
-    routing = Routing(
+def routing_of(config: Any) -> Routing:
+    return Routing(
         config.num_experts_per_tok,
         is_sigmoid=True,
         is_normalised=config.norm_topk_prob,
@@ -35,7 +35,10 @@ def make_mlp(config: Any, index: int) -> nn.Module:
         top_groups=config.topk_group,
         scale=config.routed_scaling_factor,
     )
-    return experts_or_dense(config, index, routing, has_correction=True)
+
+
+def make_mlp(config: Any, index: int) -> nn.Module:
+    return experts_or_dense(config, index, routing_of(config), has_correction=True)
 
 
 def next_layer(make_attention: MakeAttention, **further: Any) -> MultiToken:

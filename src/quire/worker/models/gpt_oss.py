@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.worker.layers import ClampedSwiGLU, Experts, RotaryEmbedding, Routing, make_parameter
+from quire.worker.layers import (
+    ClampedSwiGLU,
+    Experts,
+    QKVParallelLinear,
+    RotaryEmbedding,
+    Routing,
+    make_parameter,
+)
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -34,10 +41,13 @@ class GptOssAttention(LlamaAttention):
     def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
         bias, window = config.attention_bias, window_of_layer(config, index)
         super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window)
-        group = self.qkv_proj.group
-        self.attn.sinks = make_parameter(
-            self.attn.num_heads, pick=lambda whole, tensor, part: (whole, group.slice_of(tensor, 0))
-        )
+        self.attn.sinks = make_sinks(self.qkv_proj)
+
+
+def make_sinks(projection: QKVParallelLinear) -> nn.Parameter:
+    """Those of a rank's heads."""
+    group = projection.group
+    return make_parameter(projection.num_heads, pick=lambda whole, tensor, part: (whole, group.slice_of(tensor, 0)))
 
 
 def make_mlp(config: Any, index: int) -> nn.Module:
