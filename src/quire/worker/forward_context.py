@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -66,6 +67,9 @@ def padding_of_step() -> Tensor | None:
 
 def is_traced() -> bool:
     """Whether code is made of this call: plain PyTorch then, which a compiler fuses, in the place of small kernels."""
+    if torch.compiler.is_compiling():
+        # it cannot look at the context
+        return True
     context = _current.get()
     return context is not None and context.is_traced
 
