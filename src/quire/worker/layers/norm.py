@@ -72,7 +72,7 @@ class ProjectionNorm(nn.Module):
         return normed.narrow(1, group.rank * num_shares // group.size * num_own, num_own)
 
     def _normed(self, x_TF: Tensor) -> Tensor:
-        source = reference if torch.compiler.is_compiling() else kernels
+        source = reference if is_traced() else kernels
         return source.rms_norm(x_TF, self.weight, self.eps)
 
 
