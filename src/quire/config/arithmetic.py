@@ -38,9 +38,10 @@ _TOP_K = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k")
 # the first layer that has them, and of how many layers one has
 _FIRST = ("first_k_dense_replace", "moe_layer_start_index")
 _STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
+# Feed-forward layers of two matrices, whose inner size has the name that it has beside a gate.
+_NO_GATES = (*_ENCODERS, "phi", "starcoder2", "gpt_neox", "persimmon", "nemotron", "apertus", "arcee")
 # Llama 4's name for the layers without experts; its intermediate_size is that of an expert.
-# of models that call it as those with gates do
-_NO_GATES = ("bert", "roberta", "xlm-roberta")
 _DENSE_SIZE = "intermediate_size_mlp"
 
 
@@ -170,7 +171,8 @@ class ModelShape:
         num_layers = size_of(config, "num_hidden_layers", "n_layer")
         recurrent = RecurrentShape.of(config, num_layers)
         heads = size_of(config, "num_attention_heads", "n_head")
-        is_gated = "intermediate_size" in config and config.get("model_type") not in _NO_GATES
+        is_newer = "intermediate_size" in config
+        model_type = config.get("model_type")
         inner = size_of(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
         num_windowed, window = _bounded_layers(config, num_layers)
         mixed = MixedShape.of(config)
@@ -182,8 +184,10 @@ class ModelShape:
             head_dim=size_of(config, "head_dim", default=max(1, hidden // heads)),
             intermediate_size=inner if recurrent is None or recurrent.has_feed_forward else 0,
             vocab_size=size_of(config, "vocab_size"),
-            has_gated_mlp=is_gated,
-            has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated or mixed is not None)),
+            has_gated_mlp=is_newer and model_type not in _NO_GATES,
+            has_tied_embeddings=bool(
+                config.get("tie_word_embeddings", not is_newer or model_type in _ENCODERS or mixed is not None)
+            ),
             experts=ExpertShape.of(config, num_layers),
             num_windowed_layers=num_windowed,
             window=window,

@@ -46,6 +46,7 @@ FORMATS = {
     "mxfp4, compressed": (writers.write_float4, {"kind": "compressed", "group": 32}),
     "nvfp4 of modelopt": (writers.write_float4, {"kind": "modelopt", "group": 16}),
 }
+OTHERS = ("qwen2", "qwen3_tied", "mistral_full", "deepseek_v2", "phi3")
 WRONG = "down_proj"
 
 
@@ -57,9 +58,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sources(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
-    return {"llama": source} | {
-        name: make_checkpoint(folder / name, name) for name in ("qwen2", "qwen3_tied", "mistral_full", "deepseek_v2")
-    }
+    return {"llama": source} | {name: make_checkpoint(folder / name, name) for name in OTHERS}
 
 
 def logits(path, **options):
@@ -84,7 +83,7 @@ def test_logits_are_those_of_the_stored_weights(name, source, tmp_path):
     torch.testing.assert_close(logits(tmp_path), reference_logits(source, weights), **TIGHT)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3_tied", "mistral_full", "deepseek_v2"])
+@pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize("name", ["gptq", "awq", "int8", "packed 4", "fp8 in blocks"])
 def test_every_architecture_reads_every_format(architecture, name, sources, tmp_path):
     write, arguments = FORMATS[name]

@@ -19,7 +19,7 @@ from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.plan import Weights
 from quire.interfaces.cli.program import main
 from quire.testing.model_harness import worker_config
-from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint, make_model
 from quire.worker.attention import attention_layers
 from quire.worker.kernels import cpu
 from quire.worker.model_config import read_model_config
@@ -47,6 +47,13 @@ def source_of(tmp_path_factory):
 @pytest.fixture(params=SOURCES)
 def source(request, source_of):
     return source_of(request.param)
+
+
+@pytest.mark.parametrize("name", ["phi", "phi3", "olmo3", "ministral3", "starcoder2", "apertus", "nemotron", "arcee"])
+def test_a_shape_has_the_weights_that_a_family_has(name):
+    model = make_model(name)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert ModelShape.of(model.config.to_dict()).num_parameters == pytest.approx(count, rel=0.03)
 
 
 def loaded_bytes(path, scheme):

@@ -15,7 +15,7 @@ VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "n
 # model_type -> architecture of its text, class that runs it
 TOWERS = {
     "llava": ("llama", "LlamaForCausalLM"),
-    "mistral3": ("mistral", "MistralForCausalLM"),
+    "mistral3": ("ministral3", "Ministral3ForCausalLM"),
     "llama4": ("llama4", "Llama4ForCausalLM"),
     "qwen3_5": ("qwen3_5_text", "Qwen35TextForCausalLM"),
     "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen35MoeTextForCausalLM"),
