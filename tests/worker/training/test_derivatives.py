@@ -69,6 +69,7 @@ def expected_gradients(trained: TrainedModel, reference: Any) -> dict[str, Tenso
         *(
             pytest.param(name, marks=pytest.mark.nightly)
             for name in (
+                "phi3", "phi_norm", "ministral3", "olmo3",
                 "llama_bias", "mistral", "qwen2_window", "opt", "gpt2", "gemma3_cap", "gpt_oss", "mixtral", "qwen2_moe",
                 "qwen3_next", "mamba2", "granitemoehybrid", "deepseek_v2", "deepseek_v3", "llama4",
             )
@@ -111,10 +112,14 @@ def test_codes_are_refused_but_take_an_adapter(tmp_path: Path):
     )
 
 
-def test_gradients_of_an_adapter_follow_from_those_of_the_merged_weights(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("llama", ("q_proj", "v_proj", "down_proj")), ("phi3", ("qkv_proj", "gate_up_proj", "down_proj"))],
+)
+def test_gradients_of_an_adapter_follow_from_those_of_the_merged_weights(tmp_path: Path, name: str, targets: Any):
     """W' = W + s B A, so dA = s B^T dW' and dB = s dW' A^T."""
-    path = make_checkpoint(tmp_path / "llama", "llama")
-    adapter = make_adapter(tmp_path / "adapter", path, seed=1, rank=4, targets=("q_proj", "v_proj", "down_proj"))
+    path = make_checkpoint(tmp_path / name, name)
+    adapter = make_adapter(tmp_path / "adapter", path, seed=1, rank=4, targets=targets)
     trained = load(path, lora=LoRA.of(str(adapter)))
     (-torch.cat(trained.logprobs(sequences())).sum()).backward()
     merged = backward_through_transformers(merged_checkpoint(tmp_path / "merged", path, adapter))

@@ -85,12 +85,14 @@ def split_rows(modules: Mapping[str, Mapping[str, int]]) -> Callable[[str, Any],
         if parts is None:
             return [(name, weight)]
         total = sum(parts.values())
-        if weight.shape[0] != total:
-            raise ValueError(f"{weight.shape[0]} rows, {total} are expected")
-        starts = accumulate(parts.values(), initial=0)
+        num_rows = weight.shape[0]
+        # who asks for names alone has no rows
+        if num_rows not in (0, total):
+            raise ValueError(f"{num_rows} rows, {total} are expected")
+        ends = accumulate(parts.values())
         return [
-            (f"{parent}.{part}.{leaf}", weight.narrow(0, start, size))
-            for start, (part, size) in zip(starts, parts.items(), strict=False)
+            (f"{parent}.{part}.{leaf}", weight.narrow(0, end - size, size) if num_rows else weight)
+            for (part, size), end in zip(parts.items(), ends, strict=True)
         ]
 
     return convert

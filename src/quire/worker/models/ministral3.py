@@ -41,9 +41,10 @@ class Ministral3Attention(LlamaAttention):
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
-        if self.temperature is not None:
-            query = self.temperature(positions, query)
-        return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions)))
+        if self.temperature is None:
+            return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions)))
+        self.rotary(positions, query, key, self.head_dim)
+        return self.o_proj(self.attn(self.temperature(positions, query), key, value))
 
 
 def complete_config(config: Any) -> None:

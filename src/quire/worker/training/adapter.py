@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -54,10 +55,10 @@ class LoRA:
 
 @dataclass(frozen=True)
 class _Part:
-    """One target: its name in the checkpoint, and where its outputs lie in a layer of the model."""
+    """One target: its name in the checkpoint, and the neighbouring parts of a layer of the model that it is."""
 
     module: str
-    number: int
+    numbers: list[int]
     master: LowRankMaster
 
 
@@ -76,11 +77,13 @@ class TrainedAdapter:
             module = name.removesuffix(".weight")
             if module == name or module.rpartition(".")[2] not in lora.targets:
                 continue
+            places: dict[str, list[object]] = {}
             for placed, part, _ in checkpoint_map.place(name, torch.empty(0, 0)):
-                layer_name = placed.removesuffix(".weight")
+                places.setdefault(placed.removesuffix(".weight"), []).append(part)
+            for layer_name, parts in places.items():
                 if layer_name in targets.layers:
                     layer, _ = targets.layers[layer_name]
-                    self._parts.setdefault(layer_name, []).append(_part(module, layer, part, lora, generator))
+                    self._parts.setdefault(layer_name, []).append(_part(module, layer, parts, lora, generator))
         if not self._parts:
             raise ModelError(
                 f"lora: the model has no linear layer named {', '.join(lora.targets)} that takes adapters."
@@ -104,10 +107,11 @@ class TrainedAdapter:
     def pack(self) -> int:
         """Into the slot, rounded as an engine rounds what it reads from a file."""
         for name, stack in self._stacks.items():
-            pieces = {
-                part.number: LowRank(part.master.a.to(self._dtype), (part.master.b * part.master.scale).to(self._dtype))
-                for part in self._parts[name]
-            }
+            pieces: dict[int, LowRank] = {}
+            for part in self._parts[name]:
+                a, b = part.master.a.to(self._dtype), (part.master.b * part.master.scale).to(self._dtype)
+                rows = b.split([stack.parts[number] for number in part.numbers])
+                pieces |= {number: LowRank(a, own) for number, own in zip(part.numbers, rows, strict=True)}
             stack.fill(0, stack.pack(pieces))
         return len(self._stacks)
 
@@ -139,13 +143,11 @@ class TrainedAdapter:
         self.pack()
 
 
-def _part(module: str, layer: ReplicatedLinear, part: object, lora: LoRA, generator: torch.Generator) -> _Part:
-    number = layer.parts.index(part) if isinstance(layer, QKVParallelLinear) else (part or 0)
-    assert isinstance(number, int)
-    sizes = layer.part_sizes
-    start = [0, *accumulate(sizes)][number]
+def _part(module: str, layer: ReplicatedLinear, parts: list[Any], lora: LoRA, generator: torch.Generator) -> _Part:
+    numbers = [layer.parts.index(part) if isinstance(layer, QKVParallelLinear) else (part or 0) for part in parts]
+    ends = list(accumulate(layer.part_sizes))
+    outputs = slice(ends[numbers[0]] - layer.part_sizes[numbers[0]], ends[numbers[-1]])
     a: Tensor = torch.empty(lora.rank, layer.in_features)
     nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-    b = torch.zeros(sizes[number], lora.rank)
-    outputs = slice(start, start + sizes[number])
-    return _Part(module, number, LowRankMaster(nn.Parameter(a), nn.Parameter(b), lora.alpha / lora.rank, outputs))
+    b = torch.zeros(outputs.stop - outputs.start, lora.rank)
+    return _Part(module, numbers, LowRankMaster(nn.Parameter(a), nn.Parameter(b), lora.alpha / lora.rank, outputs))
