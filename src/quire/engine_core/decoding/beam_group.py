@@ -12,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 from quire.engine_core.decoding.draws import Draws, NoDraws
 from quire.engine_core.decoding.hypotheses import Hypothesis, Node
@@ -65,8 +66,7 @@ class Beam:
     node: Node
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """A token behind a beam. `rank` is its place among the candidates of that beam."""
 
     beam: Beam
@@ -77,6 +77,9 @@ class Continuation:
     @property
     def index_of_beam(self) -> int:
         return self.beam.index
+
+
+_SCORE = attrgetter("score")
 
 
 class BeamGroup:
@@ -112,11 +115,11 @@ class BeamGroup:
         """The node of a continuation, with the log-probabilities that the client gets of it."""
         found = candidates[chosen.beam.index]
         most = self._rules.num_logprobs
-        logprobs = TokenLogprobs(
-            token_ids=[chosen.token_id, *found.token_ids[:most]],
-            logprobs=[found.logprobs[chosen.rank], *found.logprobs[:most]],
-            ranks=[chosen.rank + 1, *range(1, min(most, len(found.token_ids)) + 1)],
-        )
+        logprobs = TokenLogprobs([chosen.token_id], [found.logprobs[chosen.rank]], [chosen.rank + 1])
+        if most:
+            logprobs.token_ids += found.token_ids[:most]
+            logprobs.logprobs += found.logprobs[:most]
+            logprobs.ranks += range(1, min(most, len(found.token_ids)) + 1)
         return chosen.beam.node.grow(chosen.token_id, logprobs)
 
     def _continuations(
@@ -126,11 +129,13 @@ class BeamGroup:
         continuations: list[Continuation] = []
         for beam in self.running:
             found = candidates[beam.index]
+            score = beam.score
             for rank in range(self._rules.num_allowed(found)):
                 token = found.token_ids[rank]
                 cost = penalty * penalties[token] if penalties else 0.0
-                continuations.append(Continuation(beam, token, beam.score + found.logprobs[rank] - cost, rank))
-        continuations.sort(key=lambda one: -one.score)
+                continuations.append(Continuation(beam, token, score + found.logprobs[rank] - cost, rank))
+        # in reverse, equal ones keep their order as well
+        continuations.sort(key=_SCORE, reverse=True)
         # as many as are sure to have so many that do not stop
         num_followed = self.width * max(2, 1 + len(self._rules.stop_ids))
         return self._rules.draws.drawn(continuations, num_followed, length)

@@ -289,9 +289,7 @@ class ModelledExecutor:
         answer.vectors = dict.fromkeys(done[is_pooled].tolist(), b"\0\0\0\0")
         done = done[~is_pooled]
         is_watched = state.num_candidates[done] > 0
-        answer.candidates = {
-            row: state.candidates(row, self._vocab_size, self.confidence) for row in done[is_watched].tolist()
-        }
+        answer.candidates = state.candidates(done[is_watched], self._vocab_size, self.confidence)
         return done[~is_watched]
 
     def _answer_with_drafts(
@@ -534,16 +532,19 @@ class _Rows:
         num_right: IntArray = np.cumprod(is_right, axis=1, dtype=np.int64).sum(axis=1)
         return num_right
 
-    def candidates(self, row: int, vocab_size: int, confidence: float = 1.0) -> Candidates:
-        """Tokens that differ, each less likely than the one before by a share that follows from the place."""
-        count = min(int(self.num_candidates[row]), vocab_size)
-        index = np.array([row])
-        first = int(self._tokens_at(index, self.num_total[index], vocab_size)[0])
-        # the best one is more or less likely, whatever the steps down from it are
-        best = -0.8 * (first // 997 % 31) / 31
-        spread = confidence * (0.3 + (first % 997) / 997)
-        logprobs = [best - spread * place for place in range(count)]
-        return Candidates([(first + place) % vocab_size for place in range(count)], logprobs)
+    def candidates(self, rows: IntArray, vocab_size: int, confidence: float = 1.0) -> dict[int, Candidates]:
+        """Of each row tokens that differ, each less likely than the one before by a share that follows from the
+        place."""
+        found = {}
+        counts = np.minimum(self.num_candidates[rows], vocab_size).tolist()
+        firsts = self._tokens_at(rows, self.num_total[rows], vocab_size).tolist()
+        for row, count, first in zip(rows.tolist(), counts, firsts, strict=True):
+            # the best one is more or less likely, whatever the steps down from it are
+            best = -0.8 * (first // 997 % 31) / 31
+            spread = confidence * (0.3 + (first % 997) / 997)
+            logprobs = [best - spread * place for place in range(count)]
+            found[row] = Candidates([(first + place) % vocab_size for place in range(count)], logprobs)
+        return found
 
     def _tokens_at(self, rows: IntArray, places: IntArray, vocab_size: int) -> IntArray:
         token_ids: IntArray = (self._hashes(rows, places) % np.uint64(vocab_size)).astype(np.int64)

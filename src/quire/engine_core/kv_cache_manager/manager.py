@@ -125,10 +125,12 @@ class KVCacheManager:
 
         With `computed` (a sequence that holds nothing yet) the prefix is held first and counts as computed.
         """
+        if self.steady.is_simple and computed is None:
+            return self._allocate_next(sequence, num_new_tokens)
+        if self.steady.is_simple and computed is not None and not computed.num_tokens:
+            return self._allocate_first(sequence, num_new_tokens, computed)
         if computed is None:
             self._free_passed(sequence)
-        elif not computed.num_tokens and self.steady.is_simple:
-            return self._allocate_first(sequence, num_new_tokens, computed)
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
         shared = self._shared_at(tables, start, is_taken=computed is not None)
@@ -162,6 +164,22 @@ class KVCacheManager:
             self._grow(sequence, number, target)
         # where lookahead reaches the greatest length, nothing more will be asked for
         self._rows.may_write(sequence.row, -(-ahead // self.block_size) * self.block_size - (ahead - end))
+        failpoint("after_allocate", (sequence.request.request_id,))
+        return True
+
+    def _allocate_next(self, sequence: Sequence, num_tokens: int) -> bool:
+        """The same for one that goes on, where a block is nothing but room for so many tokens."""
+        table = sequence.block_tables[0]
+        start = sequence.num_computed_tokens
+        index = start // self.block_size
+        is_shared = index < len(table) and self.pool.count(table[index]) > 1
+        num_blocks = -(-(start + num_tokens) // self.block_size)
+        if not self._make_available(is_shared + max(0, num_blocks - len(table))):
+            return False
+        if is_shared:
+            self._copy_on_write(sequence, 0, index)
+        self._grow(sequence, 0, num_blocks)
+        self._rows.may_write(sequence.row, num_blocks * self.block_size)
         failpoint("after_allocate", (sequence.request.request_id,))
         return True
 
