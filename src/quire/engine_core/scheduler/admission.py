@@ -174,7 +174,7 @@ class Admission:
         return AdmittedSequence(
             row=sequence.row,
             sequence_id=sequence.sequence_id,
-            token_ids=sequence.token_ids(0, sequence.num_known_tokens).astype("int64"),
+            token_ids=sequence.token_ids(0, sequence.num_known_tokens).astype(np.int64),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=num_computed_tokens,
             sampling=request.sampling,
