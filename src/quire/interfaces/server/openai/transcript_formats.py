@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
@@ -32,21 +31,6 @@ class TranscriptionAnswer(msgspec.Struct):
     usage: Duration
 
 
-class TranscriptSegment(msgspec.Struct):
-    """A piece with its times."""
-
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-
-
 class VerboseTranscription(msgspec.Struct):
     """The answer as verbose_json."""
 
@@ -54,7 +38,7 @@ class VerboseTranscription(msgspec.Struct):
     language: Annotated[str, Meta(description="its name, in English")]
     duration: float
     text: str
-    segments: list[TranscriptSegment]
+    segments: list[Segment]
     usage: Duration
 
 
@@ -69,7 +53,7 @@ def as_verbose_json(transcript: Transcript, task: str) -> VerboseTranscription:
         language=_NAME_BY_CODE.get(transcript.language, transcript.language),
         duration=seconds,
         text=transcript.text,
-        segments=[TranscriptSegment(**asdict(segment)) for segment in transcript.segments],
+        segments=transcript.segments,
         usage=Duration(seconds),
     )
 
