@@ -5,6 +5,7 @@ import gc
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from quire.config.sound_sizes import SoundSizes
 from quire.interfaces.server.form import Forms
@@ -36,7 +37,7 @@ async def file_of(forms: Forms, asked) -> bytes | None:
 
 def test_a_byte_now_and_then_keeps_no_place(run):
     async def main():
-        forms = Forms(idle_seconds=0.3)
+        forms = Forms(idle_seconds=0.3, queue_seconds=10)
         slow = [asyncio.create_task(file_of(forms, request([HEAD, *[b"x"] * 10_000], 0.02))) for _ in range(6)]
         await asyncio.sleep(0.05)
         assert await asyncio.wait_for(file_of(forms, request([HEAD, b"hello\r\n--b--\r\n"])), 10) == b"hello"
@@ -48,7 +49,7 @@ def test_a_byte_now_and_then_keeps_no_place(run):
 
 def test_a_place_is_held_until_nobody_needs_the_form(run):
     async def main():
-        forms = Forms(idle_seconds=10)
+        forms = Forms(idle_seconds=10, queue_seconds=10)
         is_over = asyncio.Event()
 
         async def hold():
@@ -63,6 +64,27 @@ def test_a_place_is_held_until_nobody_needs_the_form(run):
         is_over.set()
         assert await another == b"hello"
         await asyncio.gather(*holding)
+
+    run(main())
+
+
+def test_a_form_waits_for_a_place_no_longer_than_other_requests_do(run):
+    async def main():
+        forms = Forms(idle_seconds=10, queue_seconds=0.05)
+        is_over = asyncio.Event()
+
+        async def hold():
+            async with forms.held(request([HEAD + b"hello\r\n--b--\r\n"]), 1000):
+                await is_over.wait()
+
+        holding = [asyncio.create_task(hold()) for _ in range(6)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match=r"waited for 0\.05 s.*max_queue_seconds") as refused:
+            await file_of(forms, request([HEAD + b"hello\r\n--b--\r\n"]))
+        assert refused.value.status == 503
+        is_over.set()
+        await asyncio.gather(*holding)
+        assert await file_of(forms, request([HEAD + b"hello\r\n--b--\r\n"])) == b"hello"
 
     run(main())
 

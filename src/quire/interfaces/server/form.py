@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from quire.interfaces.server.request_body import BodyChunks, check_encoding, in_bytes
-from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
+from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, ApiError, idle, invalid, unavailable
 from quire.interfaces.server.wire.multipart import Part, boundary_of, read_parts
 
 _MOST_FIELD_BYTES = 64 * 1024
@@ -32,8 +32,10 @@ class Form:
 class Forms:
     """Those of one server."""
 
-    def __init__(self, idle_seconds: float) -> None:
+    def __init__(self, idle_seconds: float, queue_seconds: float) -> None:
+        """`queue_seconds`: the longest wait for a place."""
         self._idle_seconds = idle_seconds
+        self._queue_seconds = queue_seconds
         self._slots = asyncio.Semaphore(_MOST_AT_ONCE)
 
     @asynccontextmanager
@@ -41,8 +43,24 @@ class Forms:
         """It has a place until the block ends. ApiError for what is no such form, or larger."""
         check_encoding(request)
         boundary = boundary_of(request.headers.get("content-type", "").strip())
-        async with self._slots:
-            yield await self._read(BodyChunks(request), boundary, most_bytes)
+        body = BodyChunks(request)
+        await self._wait_for_place(body)
+        try:
+            yield await self._read(body, boundary, most_bytes)
+        finally:
+            self._slots.release()
+
+    async def _wait_for_place(self, body: BodyChunks) -> None:
+        try:
+            async with asyncio.timeout(self._queue_seconds):
+                await self._slots.acquire()
+        except TimeoutError:
+            await body.discard(_DISCARD_SECONDS)
+            raise unavailable(
+                f"The form waited for {self._queue_seconds:g} s, as {_MOST_AT_ONCE} others have the places "
+                "(max_queue_seconds). Send it again later.",
+                {**RETRY_SOON, **CLOSE},
+            ) from None
 
     async def _read(self, body: BodyChunks, boundary: bytes, most_bytes: int) -> Form:
         try:

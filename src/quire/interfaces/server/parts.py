@@ -57,7 +57,7 @@ def parts_of(options: ServerOptions, tracing: Tracing | None = None, role: Proce
         "serving": serving,
         "models": models,
         "bodies": bodies,
-        "forms": Forms(options.first_byte_seconds),
+        "forms": Forms(options.first_byte_seconds, options.max_queue_seconds),
         "sound_room": SoundRoom(MOST_OPEN_BYTES // options.api_server_count, metrics.rejected),
         "in_flight": in_flight,
         "metrics": metrics,
