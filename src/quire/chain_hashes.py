@@ -97,4 +97,5 @@ def user_key(message: EngineRequest, adapter_content: bytes = b"") -> bytes:
 def _name_of(image: Media) -> bytes:
     """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
     what = (image.length, image.grid, image.merge_size, image.content_hash, image.is_whole, image.is_vectors)
-    return hashlib.sha256(repr(what).encode()).digest()
+    name = repr(what if image.time is None else (*what, image.time))
+    return hashlib.sha256(name.encode()).digest()

@@ -107,7 +107,8 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """An image, cut as its encoder takes it, and the tokens that stand for it: prompt[start : start + length].
+    """An image, or the few frames of a video that an encoder sees together, cut as it takes them, and the tokens that
+    stand for them: prompt[start : start + length].
 
     Or the features of a sound: 32-bit numbers of the given shape, all of whose tokens are one row of cells. Or vectors
     that stand in the place of these tokens as they are: the same, of the shape [length, width].
@@ -132,6 +133,9 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     # its tokens see each other, so they are computed in one step
     is_whole: bool = False
     is_vectors: bool = False
+    # Of frames of a video that follow others of it without a token between them, where time is a matter of positions:
+    # by how many positions they stand behind its first ones.
+    time: int | None = None
 
     @property
     def end(self) -> int:

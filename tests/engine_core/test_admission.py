@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -60,12 +61,23 @@ def image(start: int) -> Media:
     )  # fmt: skip
 
 
+def at(start: int, time: int) -> Media:
+    """Later frames of a video."""
+    return msgspec.structs.replace(image(start), time=time)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"adapter": 3}, "not loaded any more"),
         ({"media": [image(2)]}, "outside of the prompt"),
         ({"media": [image(1), image(0)]}, "must follow each other"),
+        ({"media": [at(0, 0)]}, "must follow its first ones"),
+        ({"media": [image(0), at(3, 1)]}, "must follow its first ones"),
+        ({"media": [image(0), at(2, -1)]}, "must follow its first ones"),
+        ({"media": [image(0), at(2, 4)]}, "no further in time than in tokens"),
+        ({"media": [image(0), at(2, 3), at(4, 6)]}, "no further in time than in tokens"),
+        ({"media": [image(0), at(2, 3), image(4), at(6, 4)]}, "no further in time than in tokens"),
         ({"media": [image(0)], "keep": "a"}, "know tokens only"),
         ({"media": [image(0)], "is_final": False}, "Send it whole"),
         ({"media": [image(0)], "adapter": 3}, "an adapter"),

@@ -12,7 +12,7 @@ from quire.errors import ModelError
 from quire.messages import AdmittedSequence, Media
 from quire.sampling_params import SamplingParams
 from quire.worker.attention import AttentionBatch
-from quire.worker.image_rows import ImageRows
+from quire.worker.image_rows import ImageRows, _Images
 
 
 class Model:
@@ -45,6 +45,23 @@ def batch(row: int, first: int, count: int) -> SimpleNamespace:
         num_tokens_S=np.array([count]),
         input_ids_T=torch.zeros(count, dtype=torch.int64), positions_T=torch.arange(first, first + count),
     )  # fmt: skip
+
+
+def test_positions_of_videos():
+    """Later frames stand at the rows and columns of the first ones, and time goes on behind them: an image, a video of
+    three moments, another one directly behind it, and text."""
+    media = [image(0, 1), image(2, 1), at(4, 1), at(6, 4), image(9, 1), at(11, 0)]
+    found = _Images.of(media).positions(0, 15)
+    #          image  |  video: first, 1 and 4 positions later |   | another, at once | text
+    assert found.tolist() == [
+        [0, 0, 2, 2, 3, 3, 6, 6, 7, 8, 8, 8, 8, 10, 11],
+        [0, 0, 2, 2, 2, 2, 2, 2, 7, 8, 8, 8, 8, 10, 11],
+        [0, 1, 2, 3, 2, 3, 2, 3, 7, 8, 9, 8, 9, 10, 11],
+    ]  # fmt: skip
+
+
+def at(start: int, time: int) -> Media:
+    return msgspec.structs.replace(image(start, 1), time=time)
 
 
 def test_cut_within_an_image_and_used_again():

@@ -33,20 +33,24 @@ class _Images:
     @classmethod
     def of(cls, media: list[Media]) -> _Images:
         """Text counts by one in all three dimensions, and so do vectors; an image stands at one moment, its tokens at
-        rows and columns, and what follows goes on behind the longer of its sides."""
+        rows and columns, and what follows goes on behind the longest of its sides. Later frames of a video stand at the
+        rows and columns of its first ones, and time is a side of it."""
         images = [one for one in media if not one.is_vectors]
         positions_3P = np.empty((3, images[-1].end if images else 0), dtype=np.int64)
         done = 0
         following = 0
+        first = 0
         for image in images:
             positions_3P[:, done : image.start] = following + np.arange(image.start - done)
             following += image.start - done
+            time = image.time or 0
+            first = following if image.time is None else first
             height, width = image.cells
             index = np.arange(image.length)
-            positions_3P[0, image.start : image.end] = following
-            positions_3P[1, image.start : image.end] = following + index // width
-            positions_3P[2, image.start : image.end] = following + index % width
-            following += max(height, width)
+            positions_3P[0, image.start : image.end] = first + time
+            positions_3P[1, image.start : image.end] = first + index // width
+            positions_3P[2, image.start : image.end] = first + index % width
+            following = max(following, first + max(time + 1, height, width))
             done = image.end
         return cls(media, positions_3P, following - done)
 
@@ -143,6 +147,8 @@ class ImageRows(StepMember):
     def _touched(self, batch: InputBatch) -> Iterator[tuple[Media, int, int, int]]:
         """Images with tokens in the step, their positions there, and where the first of these stands."""
         for images, first, last, start in self._rows_with_images(batch):
+            if first >= images.media[-1].end:
+                continue  # a long answer to a video of many media
             for image in images.media:
                 low, high = max(first, image.start), min(last, image.end)
                 if low < high:

@@ -224,9 +224,15 @@ def _bad_media(message: EngineRequest) -> str | None:
     if not message.is_final:
         return "media: not in a prompt that arrives in pieces. Send it whole."
     end = 0
+    # where the video of the last medium begins
+    opened = 0
     for image in message.media:
         height, width = image.cells
         if image.start < end or image.length < 1 or image.grid[0] != 1 or height * width != image.length:
             return "media: places must follow each other, and grids must have as many cells as there are places."
+        opened = image.start if image.time is None else opened
+        # A model has as many positions as tokens: those in time must not run ahead.
+        if image.time is not None and not (image.start == end > 0 and 0 <= image.time < image.end - opened):
+            return "media: later frames of a video must follow its first ones, no further in time than in tokens."
         end = image.end
     return None if end <= len(message.prompt_token_ids) else "media: a place lies outside of the prompt."
