@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.config import EngineOptions, resolve
-from quire.config.images import ImageConfig
+from quire.config.images import ImageConfig, VideoConfig
 from quire.errors import OptionError
 
 
@@ -24,6 +24,13 @@ def test_a_limit(given: Any) -> None:
     assert of(limit_mm_per_prompt=given).max_images == 3
 
 
+def test_videos_and_their_frames() -> None:
+    assert of().videos == VideoConfig(max_videos=4, num_frames=32, fps=None)
+    assert of(limit_mm_per_prompt={"video": 2}).videos.max_videos == 2
+    assert of(media_io_kwargs='{"video": {"num_frames": -1, "fps": 2}}').videos == VideoConfig(4, 128, 2.0)
+    assert of(media_io_kwargs={"video": {"num_frames": 8, "fps": -1}}).videos == VideoConfig(4, 8, None)
+
+
 def test_hosts_and_networks() -> None:
     found = of(allowed_media_domains=("Images.Example.com", "10.0.0.0/8", "127.0.0.1", "[::1]"))
     assert found.hosts == ("images.example.com",)
@@ -37,7 +44,14 @@ def test_hosts_and_networks() -> None:
         {"limit_mm_per_prompt": {"image": "many"}},
         {"limit_mm_per_prompt": {"image": True}},
         {"limit_mm_per_prompt": {"images": 3}},
-        {"limit_mm_per_prompt": {"video": 1}},
+        {"limit_mm_per_prompt": {"audio": 1}},
+        {"limit_mm_per_prompt": {"video": 1.5}},
+        {"media_io_kwargs": {"image": {}}},
+        {"media_io_kwargs": {"video": {"num_frames": 129}}},
+        {"media_io_kwargs": {"video": {"num_frames": 0}}},
+        {"media_io_kwargs": {"video": {"fps": 0}}},
+        {"media_io_kwargs": {"video": {"backend": "opencv"}}},
+        {"media_io_kwargs": {"video": 3}},
         {"allowed_media_domains": ("https://example.com",)},
         {"allowed_media_domains": ("example.com:80",)},
         {"allowed_media_domains": ("*",)},

@@ -138,7 +138,10 @@ PASTED = {
         "--lora-modules=b=/y",
         "--lora-modules=c=/z",
     ],
-    "--language-model-only --skip-tokenizer-init": ['--limit-mm-per-prompt={"image": 0}', "--tokenizer=none"],
+    "--language-model-only --skip-tokenizer-init": [
+        '--limit-mm-per-prompt={"image": 0, "video": 0}',
+        "--tokenizer=none",
+    ],
     "--no-skip-tokenizer-init": [],
     "--enable-reasoning --reasoning-parser deepseek_r1": ["--reasoning-parser", "deepseek_r1"],
     "--num-scheduler-steps 8 --use-v2-block-manager --disable-frontend-multiprocessing": [],

@@ -11,6 +11,8 @@ from typing import Any
 from tests.model_table.checks import CHECKS, NOT_RUN
 from tests.model_table.rows import ENCODERS, LISTENERS, OTHER_NAMES, TOWERS
 
+from quire.config.video_sizes import MODEL_TYPES as VIDEO_MODEL_TYPES
+
 RESULTS = Path(__file__).with_name("results.json")
 _HEAD = """# Models
 
@@ -49,6 +51,8 @@ def page(results: dict[str, dict[str, str]]) -> str:
     more = [f"`{name}` runs {how}." for name, how in OTHER_NAMES.items()]
     names = ", ".join(f"`{name}`" for name in ENCODERS)
     more.append(f"With images: {names} ([images](images.md)).")
+    names = ", ".join(f"`{name}`" for name in VIDEO_MODEL_TYPES)
+    more.append(f"With videos: {names} ([videos](images.md#videos)).")
     names = ", ".join(f"`{name}`" for name in LISTENERS)
     more.append(f"With sounds: {names} ([speech](speech.md)).")
     towers = ", ".join(f"`{name}`" for name in TOWERS)

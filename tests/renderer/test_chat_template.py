@@ -257,7 +257,7 @@ def test_what_is_no_chat_is_refused_by_name(chat, param):
 
 @pytest.mark.parametrize("part", [{"type": "input_audio"}, {"type": "text", "text": "a", "audio_url": "b"}])
 def test_what_is_refused_comes_with_what_is_allowed(part):
-    with pytest.raises(RequestError, match="texts, and image_url where the model sees images"):
+    with pytest.raises(RequestError, match="texts, and image_url or video_url where the model sees these"):
         prepare_messages([{"role": "user", "content": [part]}], dialect_of(""))
 
 

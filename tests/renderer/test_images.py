@@ -17,6 +17,7 @@ from PIL import Image
 from quire.errors import ModelError, RequestError
 from quire.renderer.decoding_process import Asked
 from quire.renderer.image_decoder import ImageDecoder
+from quire.renderer.image_parts import Sources
 from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.images import MOST_BYTES, MOST_PIXELS
 from quire.worker.image_rows import pixels_of
@@ -154,7 +155,7 @@ def test_the_hash_tells_shapes_apart():
 )
 def test_what_does_not_fit(token_ids: list[int], num_images: int, room: int, text: str):
     with pytest.raises(RequestError, match=text):
-        PROCESSOR.expand(token_ids, [(noise(56, 56), "x")] * num_images, room)
+        PROCESSOR.open(Sources(images=[(noise(56, 56), "x")] * num_images)).expand(token_ids, room)
 
 
 def test_the_worker_makes_the_numbers_of_float_arithmetic():

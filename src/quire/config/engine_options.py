@@ -273,10 +273,15 @@ class EngineOptions:
 
     # images
     limit_mm_per_prompt: Mapping[str, Any] | None = option(
-        None, 'most media of a kind in a request, as {"image": N}; by default 8 images', section="images"
-    )
+        None, 'most media of a kind in a request, as {"image": N, "video": N}; by default 8 images and 4 videos',
+        section="images",
+    )  # fmt: skip
+    media_io_kwargs: Mapping[str, Any] | None = option(
+        None, 'which frames are taken of a video, as {"video": {"num_frames": N, "fps": F}}: at most N, and at most F '
+        "of a second; by default 32", section="images",
+    )  # fmt: skip
     max_num_encoder_tokens: int | None = option(
-        None, "tokens of images that are encoded in one step; others wait for the next steps, and a larger image is "
+        None, "tokens of images and videos that are encoded in one step; others wait for the next ones, larger are "
         "made smaller; by default half of max_num_batched_tokens, at least 1,024",
         section="images", least=1, unit="tokens",
     )  # fmt: skip
@@ -285,16 +290,16 @@ class EngineOptions:
         section="images", least=0, unit="bytes",
     )  # fmt: skip
     allowed_media_domains: tuple[str, ...] = option(
-        (), "host from which images may be fetched (http, https), or a private address or network that may be reached "
-        "for it; without any nothing is fetched",
+        (), "host from which images and videos may be fetched (http, https), or a private address or network that may "
+        "be reached for it; without any nothing is fetched",
         section="images", flag="--allowed-media-domains",
     )  # fmt: skip
     media_fetch_seconds: float = option(
-        5.0, "longest time for fetching the images of a request", section="images", least=0.001, greatest=600,
-        unit="seconds",
+        5.0, "longest time for fetching the images and videos of a request", section="images", least=0.001,
+        greatest=600, unit="seconds",
     )  # fmt: skip
     allowed_local_media_path: str | None = option(
-        None, "folder below which file:// URLs of images may lead; anyone who may ask reads what images are there",
+        None, "folder below which file:// URLs of images and videos may lead; anyone who may ask sees those there",
         section="images",
     )  # fmt: skip
 

@@ -98,6 +98,23 @@ class LargestImage:
     is_only_size: bool
 
 
+def whole_cells(
+    width: int, height: int, side: int, least: int, most: int, num_frames: int = 1, num_counted: int = 1
+) -> tuple[int, int]:
+    """Width and height in whole cells, with about the same ratio and a bounded number of pixels. Of several frames all
+    are bounded together, of which `num_counted` are counted."""
+    new_height, new_width = round(height / side) * side, round(width / side) * side
+    if num_counted * new_height * new_width > most:
+        ratio = math.sqrt(num_frames * height * width / most)
+        new_height = max(side, math.floor(height / ratio / side) * side)
+        new_width = max(side, math.floor(width / ratio / side) * side)
+    elif num_counted * new_height * new_width < least:
+        ratio = math.sqrt(least / (num_frames * height * width))
+        new_height = math.ceil(height * ratio / side) * side
+        new_width = math.ceil(width * ratio / side) * side
+    return new_width, new_height
+
+
 def is_pooled(hf_config: Mapping[str, Any]) -> bool:
     """Whether images are brought to one size."""
     return hf_config.get("model_type") == _POOLED and "vision_config" in hf_config

@@ -49,6 +49,7 @@ from quire.interfaces.prompts import (
     salt_of,
     sound_of,
     text_of,
+    videos_of,
 )
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
@@ -517,9 +518,9 @@ class AsyncLLM:
         return parts.sessions.open(self, name, checked_cache_salt(cache_salt), tenant)
 
     async def render_chat(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> RenderedPrompt:
-        """`Renderer.render_prompt` beside the event loop; images are fetched from where it is allowed."""
+        """`Renderer.render_prompt` beside the event loop; images and videos are fetched from where it is allowed."""
         render = partial(self.renderer.render_prompt, chat, **options)
-        sources = self.renderer.image_sources(chat)
+        sources = self.renderer.media_sources(chat)
         return await (self._images.call(render, sources) if sources else self._text_threads.call(render))
 
     async def hear(self, sound: Any, where: str = "sound", rendering: ImageRendering | None = None) -> Sound:
@@ -618,7 +619,7 @@ class AsyncLLM:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
-        sources = self.renderer.image_sources("", images_of(prompt))
+        sources = self.renderer.media_sources("", images_of(prompt), videos_of(prompt))
         if sources or sound_of(prompt) is not None:
             return await self._images.call(partial(render, prompt, self.renderer, length), sources)
         if are_vectors(prompt):

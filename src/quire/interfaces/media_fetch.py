@@ -44,7 +44,7 @@ _CODE = "invalid_image_url"
 # IPv4 inside of IPv6, by way of a translator
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS = {
-    "Accept": "image/png, image/jpeg, image/webp, image/gif",
+    "Accept": "image/png, image/jpeg, image/webp, image/gif, video/mp4, video/webm, video/quicktime",
     # bytes are counted as they come: nothing small becomes large
     "Accept-Encoding": "identity",
     "Connection": "close",

@@ -49,7 +49,12 @@ def render(
     text = text_of(prompt)
     if text is not None:
         rendered: RenderedPrompt = renderer.render_prompt(
-            text, max_tokens=max_tokens, images=images_of(prompt), fetched=fetched, sound=sound_of(prompt)
+            text,
+            max_tokens=max_tokens,
+            images=images_of(prompt),
+            videos=videos_of(prompt),
+            fetched=fetched,
+            sound=sound_of(prompt),
         )
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
@@ -59,7 +64,9 @@ def render(
             return None, rendered.token_ids, rendered.media
         if "prompt_token_ids" in prompt:
             ids = _ids(prompt["prompt_token_ids"])
-            rendered = renderer.render_tokens(ids, images_of(prompt), max_tokens, fetched, sound_of(prompt))
+            rendered = renderer.render_tokens(
+                ids, images_of(prompt), max_tokens, fetched, sound_of(prompt), videos_of(prompt)
+            )
             return None, rendered.token_ids, rendered.media
     elif hasattr(prompt, "token_ids"):
         return prompt.text, prompt.token_ids, prompt.media
@@ -83,6 +90,20 @@ def images_of(prompt: object) -> list[Any]:
     return list(images) if isinstance(images, list | tuple) else [images]
 
 
+def videos_of(prompt: object) -> list[Any]:
+    """{"multi_modal_data": {"video": one or a list}}. A list of images, or of arrays of three dimensions, is one."""
+    videos = _media_of(prompt).get("video")
+    if videos is None:
+        return []
+    if not isinstance(videos, list) or (videos and _is_frame(videos[0])):
+        return [videos]
+    return list(videos)
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(value, "getbands") or len(getattr(value, "shape", ())) == 3
+
+
 def sound_of(prompt: object) -> Any:
     """{"multi_modal_data": {"audio": one}}, which stands before the text; None: there is none."""
     sound = _media_of(prompt).get("audio")
@@ -97,9 +118,10 @@ def _media_of(prompt: object) -> Mapping[str, Any]:
     data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
     if data is None:
         return {}
-    if not isinstance(data, Mapping) or any(key not in ("image", "audio") for key in data):
+    if not isinstance(data, Mapping) or any(key not in ("image", "video", "audio") for key in data):
         raise RequestError(
-            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}} or {{"audio": SOUND}}; nothing else is read.',
+            f'{_MEDIA}: must be {{"image": IMAGE or a list of them, "video": VIDEO or a list of them}} or '
+            '{"audio": SOUND}; nothing else is read.',
             param=_MEDIA,
         )
     return data
@@ -141,7 +163,7 @@ def check_no_media(media: list[Any], what: str) -> None:
     """For prompts that are named by their tokens alone."""
     if not media:
         return
-    name, things = (_VECTORS, "vectors") if media[0].is_vectors else (_MEDIA, "images")
+    name, things = (_VECTORS, "vectors") if media[0].is_vectors else (_MEDIA, "images and videos")
     raise RequestError(f"{name}: {what} takes text only. Leave the {things} out, or ask with generate.", param=name)
 
 

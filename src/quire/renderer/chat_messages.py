@@ -21,7 +21,8 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _TEXTS = ("name", "tool_call_id", "refusal")
 # What clients put beside a text, in a message or in a part of one. Left out in silence the answer would be another one.
 MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_audio", "video", "videos", "video_url")
-_ALLOWED = "texts, and image_url where the model sees images"
+_ALLOWED = "texts, and image_url or video_url where the model sees these"
+_SEEN = ("image", "video")
 _MAX_DEPTH = 64
 MAX_MESSAGES = 4096
 # of a role that the template does not know, but writes down
@@ -44,7 +45,7 @@ class Dialect:
     knows_none: bool = False
     # it writes a call's arguments down as they come, so they must be JSON already
     joins_arguments: bool = False
-    # {"type": "image"} stands where an image was; it is written by the template
+    # {"type": "image"} stands where an image was, or "video"; the template writes their marks
     takes_images: bool = False
 
 
@@ -120,10 +121,10 @@ def _content(content: Any, where: str, dialect: Dialect) -> Any:
         parts = [_part(part, f"{where}.content[{number}]", dialect) for number, part in enumerate(content)]
         if dialect.as_parts or dialect.keeps_parts:
             return parts
-        if any(part["type"] == "image" for part in parts):
+        if any(part["type"] in _SEEN for part in parts):
             raise RequestError(
-                f"{where}.content: this model's chat template has no place for images. Start the engine with "
-                "chat_template=FILE.",
+                f"{where}.content: this model's chat template has no place for images and videos. Start the "
+                "engine with chat_template=FILE.",
                 param=f"{where}.content",
             )
         return "\n".join(part["text"] for part in parts)
@@ -133,8 +134,8 @@ def _content(content: Any, where: str, dialect: Dialect) -> Any:
 
 
 def _part(part: Any, where: str, dialect: Dialect) -> dict[str, str]:
-    if dialect.takes_images and part == {"type": "image"}:
-        return {"type": "image"}
+    if dialect.takes_images and isinstance(part, dict) and part.keys() == {"type"} and part["type"] in _SEEN:
+        return {"type": part["type"]}
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None

@@ -46,7 +46,7 @@ def main() -> None:
 
 def answer(asked: Asked, content: bytes) -> bytes:
     try:
-        image = open_image(_decoded(content) if asked.is_base64 else content)
+        image = open_image(base64_decoded(content) if asked.is_base64 else content)
         if asked.sizes is None:
             return SIZE.pack(b"=", *image.size)
         pixels = pixels_of(image, *asked.sizes, asked.resample)
@@ -55,7 +55,7 @@ def answer(asked: Asked, content: bytes) -> bytes:
         return REFUSED + str(error).encode()
 
 
-def _decoded(text: bytes) -> bytes:
+def base64_decoded(text: bytes) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:

@@ -1,18 +1,27 @@
-"""Images among the parts of a chat: what stands for them, where they stand, and the chat without them."""
+"""Images and videos among the parts of a chat: what stands for them, where they stand, and the chat without them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import RequestError
 
-# What a client writes in a message, and under which name the image stands there.
-_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
+# What a client writes in a message: what it is, and under which name it stands there.
+_PARTS = {
+    "image_url": ("image", "image_url"),
+    "input_image": ("image", "image_url"),
+    "image": ("image", "image"),
+    "video_url": ("video", "video_url"),
+    "video": ("video", "video"),
+}
 # How closely to look; the numbers of the model's own processor decide that here.
 _DETAILS = ("auto", "low", "high", "original")
 # What stands behind URLs, by URL.
 NOTHING_FETCHED: Mapping[str, bytes] = {}
+
+Source = tuple[Any, str]
 
 
 class ImagePart(dict[str, Any]):
@@ -23,36 +32,65 @@ class ImagePart(dict[str, Any]):
         self.place = place
 
 
-def placed(images: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Images that come beside a prompt, with their places."""
-    return [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+@dataclass
+class Sources:
+    """Images and videos, each kind in its order, with their places."""
+
+    images: list[Source] = field(default_factory=list)
+    videos: list[Source] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Source]:
+        return [*self.images, *self.videos]
+
+    def fetched(self, content: Mapping[str, bytes]) -> Sources:
+        """With what stands behind their URLs."""
+        if not content:
+            return self
+        images, videos = (
+            [(content.get(given, given) if isinstance(given, str) else given, where) for given, where in sources]
+            for sources in (self.images, self.videos)
+        )
+        return Sources(images, videos)
 
 
-def take_images(chat: Any) -> tuple[Any, list[tuple[Any, str]]]:
-    """The chat with a bare {"type": "image"} for each image; the images in their order, and the place of each."""
+def placed(images: Sequence[Any], videos: Sequence[Any] = ()) -> Sources:
+    """Those that come beside a prompt."""
+    return Sources(
+        *(
+            [(given, f"multi_modal_data.{kind}[{number}]") for number, given in enumerate(many)]
+            for kind, many in (("image", images), ("video", videos))
+        )
+    )
+
+
+def take_media(chat: Any) -> tuple[Any, Sources]:
+    """The chat with a bare {"type": "image"} or {"type": "video"} for each of them, and these."""
+    sources = Sources()
     if not isinstance(chat, Sequence) or isinstance(chat, str | bytes):
-        return chat, []
-    sources: list[tuple[Any, str]] = []
+        return chat, sources
     return [_without(message, f"messages[{number}]", sources) for number, message in enumerate(chat)], sources
 
 
-def _without(message: Any, where: str, sources: list[tuple[Any, str]]) -> Any:
+def _without(message: Any, where: str, sources: Sources) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list | tuple):
         return message
     parts = []
     for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(kind, str) or kind not in _PARTS:
+        written = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(written, str) or written not in _PARTS:
             parts.append(part)
             continue
-        place = part.place if isinstance(part, ImagePart) else f"{where}.content[{number}].{_PARTS[kind]}"
-        sources.append((_source(part, part.get(_PARTS[kind]), place), place))
-        parts.append({"type": "image"})
+        kind, name = _PARTS[written]
+        place = part.place if isinstance(part, ImagePart) else f"{where}.content[{number}].{name}"
+        of_kind = sources.images if kind == "image" else sources.videos
+        of_kind.append((_source(part, part.get(name), place, kind), place))
+        parts.append({"type": kind})
     return {**message, "content": parts}
 
 
-def _source(part: Mapping[str, Any], given: Any, place: str) -> Any:
+def _source(part: Mapping[str, Any], given: Any, place: str, kind: str) -> Any:
     if isinstance(given, Mapping):
         part = given
         given = given.get("url")
@@ -64,5 +102,5 @@ def _source(part: Mapping[str, Any], given: Any, place: str) -> Any:
             param=place,
         )
     if given is None:
-        raise RequestError(f"{place}: this field is required; it holds the image.", param=place)
+        raise RequestError(f"{place}: this field is required; it holds the {kind}.", param=place)
     return given

@@ -6,25 +6,28 @@ this one. Called by the renderer.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from msgspec.structs import replace
 
-from quire.config.image_sizes import ImageSizes, is_pooled, not_valid, read_preprocessor
-from quire.config.images import MOST_IMAGES
+from quire.config.image_sizes import ImageSizes, is_pooled, not_valid, read_preprocessor, whole_cells
+from quire.config.images import MOST_IMAGES, VideoConfig
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
-from quire.renderer.image_decoder import ImageDecoder, OpenedImage, Pixels
+from quire.renderer.image_decoder import ImageDecoder, OpenedImage
+from quire.renderer.image_parts import Source, Sources
+from quire.renderer.patches import patches_of
 
 if TYPE_CHECKING:
     from quire.renderer.tokenizer import Tokenizer
+    from quire.renderer.video_processor import VideoProcessor, VideoTokens
 
 _FILE = "preprocessor_config.json"
 _MOST_RATIO = 200
@@ -32,6 +35,13 @@ _MOST_RATIO = 200
 _BICUBIC = 3
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class _VideoKey(NamedTuple):
+    """A medium of a video of a request."""
+
+    number: int
+    place: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,8 @@ class ImageProcessor:
     resample: int = _BICUBIC
     # its tokens see each other
     is_whole: bool = False
+    # None: the model takes no videos
+    videos: VideoProcessor | None = None
 
     @classmethod
     def find(
@@ -60,6 +72,7 @@ class ImageProcessor:
         hf_config: Mapping[str, Any],
         max_images: int = MOST_IMAGES,
         max_image_tokens: int | None = None,
+        videos: VideoConfig | None = None,
     ) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         sizes = ImageSizes.read(folder, hf_config)
@@ -73,58 +86,105 @@ class ImageProcessor:
                 from quire.renderer.pooled_images import PooledImageProcessor
 
                 return PooledImageProcessor.read(folder / _FILE, given, hf_config, sizes, max_images)
-            return cls(
+            processor = cls(
                 image_token_id=int(hf_config["image_token_id"]),
                 mean=colours_of(given, "image_mean", _MEAN),
                 std=colours_of(given, "image_std", _STD),
                 max_images=max_images,
                 **vars(sizes),
             )
+            from quire.renderer.video_processor import VideoProcessor
+
+            config = videos or VideoConfig()
+            found = VideoProcessor.find(folder, hf_config, processor, max_image_tokens, config)
+            return dataclasses.replace(processor, videos=found)
         except ModelError:
             raise
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise not_valid(folder / _FILE, error) from error
+
+    def open(self, sources: Sources) -> OpenedMedia:
+        """Of videos, all headers are read, and what is too much is refused: their times stand in the text."""
+        self.check_limits(sources)
+        videos = self.videos.open(sources.videos) if self.videos is not None and sources.videos else []
+        return OpenedMedia(self, sources.images, videos)
+
+    def close(self) -> None:
+        """Ends what works for it beside this process; it may be used again."""
+        self.decoder.close()
+        if self.videos is not None:
+            self.videos.decoder.close()
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
         """A text whose marks of images stand as the model has learned them."""
         return pieces
 
     def expand(
-        self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
+        self,
+        token_ids: list[int],
+        sources: Sequence[tuple[Any, str]],
+        max_tokens: int | None,
+        videos: Sequence[VideoTokens] = (),
     ) -> tuple[list[int], list[Media]]:
-        """Each placeholder becomes as many as its image has tokens. All headers are read, and what does not fit is
-        refused, before the first image is decoded."""
-        self.check_limit(sources)
+        """Each placeholder becomes as many as its image or its video has tokens. All headers are read, and what does
+        not fit is refused, before the first image is decoded. `videos`: whose times are written already."""
         _check_placeholders(sources, token_ids.count(self.image_token_id))
         images = [(self.decoder.open(source, where), where) for source, where in sources]
         given = iter(images)
-        starts: list[int] = []
+        marks = iter(self._marks(videos, token_ids))
+        video_token_id = self.videos.token_id if self.videos is not None and videos else None
+        # for each medium where it begins, and which it is
+        starts: list[tuple[int, Any]] = []
         expanded: list[int] = []
         for token in token_ids:
-            if token != self.image_token_id:
+            if token == self.image_token_id:
+                image, where = next(given)
+                kind = "image"
+                lengths = [(self._length(image, where), image.key)]
+            elif token == video_token_id:
+                kind = "video"
+                where, lengths = next(marks)
+            else:
                 expanded.append(token)
                 continue
-            image, where = next(given)
-            length = self._length(image, where)
             if max_tokens is not None:
-                _check_room(length, max_tokens - len(expanded), where)
-            starts.append(len(expanded))
-            expanded += [token] * length
+                _check_room(sum(length for length, _ in lengths), max_tokens - len(expanded), where, kind)
+            for length, key in lengths:
+                starts.append((len(expanded), key))
+                expanded += [token] * length
         media: dict[Any, Media] = {}
         for image, where in images:
             if image.key not in media:
                 media[image.key] = self._media(image, where)
-        return expanded, [
-            replace(media[image.key], start=start) for (image, _), start in zip(images, starts, strict=True)
-        ]
+        for number, video in enumerate(videos):
+            assert self.videos is not None
+            media |= {_VideoKey(number, place): one for place, one in enumerate(self.videos.media_of(video))}
+        return expanded, [replace(media[key], start=start) for start, key in starts]
 
-    def check_limit(self, sources: Sequence[tuple[Any, str]]) -> None:
-        if len(sources) > self.max_images:
+    def _marks(self, videos: Sequence[VideoTokens], token_ids: list[int]) -> list[tuple[str, list[tuple[int, Any]]]]:
+        """For each placeholder where its video was given, and the media that stand for it."""
+        if self.videos is None or not videos:
+            return []
+        marks: list[tuple[str, list[tuple[int, Any]]]] = []
+        for number, video in enumerate(videos):
+            media = [(video.length, _VideoKey(number, place)) for place in range(video.num_media)]
+            marks += [(video.video.where, of_mark) for of_mark in self.videos.by_mark(media)]
+        self.videos.check_marks(videos, len(marks), token_ids.count(self.videos.token_id))
+        return marks
+
+    def check_limits(self, sources: Sources) -> None:
+        if len(sources.images) > self.max_images:
+            param = param_of(sources.images)
             raise RequestError(
-                f"{_param_of(sources)}: {len(sources)} images, at most {self.max_images} are allowed in a request "
+                f"{param}: {len(sources.images)} images, at most {self.max_images} are allowed in a request "
                 "(limit_mm_per_prompt). Send fewer.",
-                param=_param_of(sources),
+                param=param,
             )
+        if self.videos is None and sources.videos:
+            where = sources.videos[0][1]
+            raise RequestError(f"{where}: this model takes images and no videos. Send frames as images.", param=where)
+        if self.videos is not None:
+            self.videos.check_limit(sources.videos)
 
     def _length(self, image: OpenedImage, where: str) -> int:
         """Tokens; the same whichever way is up."""
@@ -134,7 +194,7 @@ class ImageProcessor:
     def _media(self, image: OpenedImage, where: str) -> Media:
         pixels_HWC = image.pixels(lambda width, height: self._resized(width, height, where), self.resample)
         height, width, _ = pixels_HWC.shape
-        pixels = self.patches(pixels_HWC)
+        pixels = patches_of(pixels_HWC, self.patch_size, self.merge_size)
         grid = [1, height // self.patch_size, width // self.patch_size]
         content = pixels.tobytes()
         # what is beside the bytes belongs to the name: the same bytes in another shape are another image
@@ -164,24 +224,33 @@ class ImageProcessor:
                 param=where,
             )
         cell = self.patch_size * self.merge_size
-        new_height, new_width = round(height / cell) * cell, round(width / cell) * cell
-        if new_height * new_width > self.max_pixels:
-            ratio = math.sqrt(height * width / self.max_pixels)
-            new_height = max(cell, math.floor(height / ratio / cell) * cell)
-            new_width = max(cell, math.floor(width / ratio / cell) * cell)
-        elif new_height * new_width < self.min_pixels:
-            ratio = math.sqrt(self.min_pixels / (height * width))
-            new_height = math.ceil(height * ratio / cell) * cell
-            new_width = math.ceil(width * ratio / cell) * cell
-        return new_width, new_height
+        return whole_cells(width, height, cell, self.min_pixels, self.max_pixels)
 
-    def patches(self, pixels_HWC: Pixels) -> Pixels:
-        """[patches, colours, side * side], cell by cell."""
-        height, width, _ = pixels_HWC.shape
-        side, merge = self.patch_size, self.merge_size
-        rows, columns = height // side // merge, width // side // merge
-        cells = pixels_HWC.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-        return np.ascontiguousarray(cells).reshape(rows * columns * merge**2, 3, side * side)
+
+@dataclass(frozen=True)
+class OpenedMedia:
+    """The images and videos of a prompt."""
+
+    processor: ImageProcessor
+    images: Sequence[Source]
+    videos: Sequence[VideoTokens]
+
+    def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
+        """A text whose marks stand as the model has learned them."""
+        videos = self.processor.videos
+        if videos is not None and self.videos:
+            pieces = videos.text_with_times(pieces, self.videos, tokenizer)
+        return self.processor.set_apart(pieces, tokenizer)
+
+    def with_times(self, token_ids: list[int], tokenizer: Tokenizer | None) -> list[int]:
+        """The same of the marks of videos among tokens."""
+        videos = self.processor.videos
+        if videos is None or not self.videos:
+            return token_ids
+        return videos.tokens_with_times(token_ids, self.videos, tokenizer)
+
+    def expand(self, token_ids: list[int], max_tokens: int | None) -> tuple[list[int], list[Media]]:
+        return self.processor.expand(token_ids, self.images, max_tokens, self.videos)
 
 
 def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) -> tuple[float, ...]:
@@ -192,14 +261,14 @@ def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) ->
     return numbers
 
 
-def _param_of(sources: Sequence[tuple[Any, str]]) -> str:
+def param_of(sources: Sequence[tuple[Any, str]]) -> str:
     """What holds all images: the first part of their places."""
     return re.split(r"[.\[]", sources[0][1], maxsplit=1)[0] if sources else "multi_modal_data"
 
 
 def _check_placeholders(sources: Sequence[tuple[Any, str]], count: int) -> None:
     if count != len(sources):
-        param = _param_of(sources)
+        param = param_of(sources)
         raise RequestError(
             f"{param}: {len(sources)} images for {count} placeholders in the prompt. Each image needs one, which the "
             "chat template writes for the images of a chat.",
@@ -207,10 +276,10 @@ def _check_placeholders(sources: Sequence[tuple[Any, str]], count: int) -> None:
         )
 
 
-def _check_room(length: int, room: int, where: str) -> None:
+def _check_room(length: int, room: int, where: str, kind: str) -> None:
     if length > room:
         raise RequestError(
-            f"{where}: the image becomes {length} tokens, and the model's context has room for {max(0, room)} more. "
+            f"{where}: the {kind} becomes {length} tokens, and the model's context has room for {max(0, room)} more. "
             "Make it smaller.",
             param=where,
             code="context_length_exceeded",

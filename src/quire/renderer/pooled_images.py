@@ -17,6 +17,7 @@ from quire.errors import ModelError
 from quire.messages import Media
 from quire.renderer.image_processor import ImageProcessor, colours_of
 from quire.renderer.tokenizer import Tokenizer
+from quire.renderer.video_processor import VideoTokens
 
 _HALVES = (0.5, 0.5, 0.5)
 # Pillow's number
@@ -58,7 +59,11 @@ class PooledImageProcessor(ImageProcessor):
         return [piece.replace(opening, f"\n\n{opening}{closing}\n\n") for piece in pieces]
 
     def expand(
-        self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
+        self,
+        token_ids: list[int],
+        sources: Sequence[tuple[Any, str]],
+        max_tokens: int | None,
+        videos: Sequence[VideoTokens] = (),
     ) -> tuple[list[int], list[Media]]:
         opened: list[int] = []
         for token, following in zip(token_ids, [*token_ids[1:], None], strict=True):
@@ -67,7 +72,7 @@ class PooledImageProcessor(ImageProcessor):
                 opened.append(self.image_token_id)
                 if following != self.closing_id:
                     opened.append(self.closing_id)
-        return super().expand(opened, sources, max_tokens)
+        return super().expand(opened, sources, max_tokens, videos)
 
     def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
         side = math.isqrt(self.max_pixels)

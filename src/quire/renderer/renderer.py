@@ -17,8 +17,8 @@ from quire.errors import RequestError
 from quire.messages import Media
 from quire.renderer.chat_template import DOCUMENT, QUERY, ChatTemplates, NotBriefError, asked_template, pairs_texts
 from quire.renderer.growing_text import GrowingText, PieceEncoder
-from quire.renderer.image_parts import NOTHING_FETCHED, placed, take_images
-from quire.renderer.image_processor import ImageProcessor
+from quire.renderer.image_parts import NOTHING_FETCHED, Sources, placed, take_media
+from quire.renderer.image_processor import ImageProcessor, OpenedMedia
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.prompt_vectors import FIELD, PLACEHOLDER, PromptVectors
 from quire.renderer.sounds import SoundProcessor
@@ -89,7 +89,11 @@ class Renderer:
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
         renderer._images = ImageProcessor.find(
-            config.facts.path, config.facts.hf_config, config.images.max_images, config.images.max_num_encoder_tokens
+            config.facts.path,
+            config.facts.hf_config,
+            config.images.max_images,
+            config.images.max_num_encoder_tokens,
+            config.images.videos,
         )
         if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
             renderer._images = None  # attention is causal there, and its images want another
@@ -157,18 +161,24 @@ class Renderer:
     def close(self) -> None:
         """Ends what works for it beside this process; it may be used again."""
         if self._images is not None:
-            self._images.decoder.close()
+            self._images.close()
         if self.sounds is not None:
             self.sounds.process.close()
 
-    def image_sources(self, chat: str | Chat, images: Sequence[Any] = ()) -> list[tuple[Any, str]]:
-        """What stands for images in a chat, or beside a text, and where: an image, a data URL, or a URL that must be
-        fetched before this is rendered. No more than a request may have."""
+    @property
+    def sees_videos(self) -> bool:
+        return self._images is not None and self._images.videos is not None
+
+    def media_sources(
+        self, chat: str | Chat, images: Sequence[Any] = (), videos: Sequence[Any] = ()
+    ) -> list[tuple[Any, str]]:
+        """What stands for images and videos in a chat, or beside a text, and where: one in memory, a data URL, or a URL
+        that must be fetched before this is rendered. No more than a request may have."""
         if self._images is None:
             return []
-        sources = placed(images) if isinstance(chat, str) else take_images(chat)[1]
-        self._images.check_limit(sources)
-        return sources
+        sources = placed(images, videos) if isinstance(chat, str) else take_media(chat)[1]
+        self._images.check_limits(sources)
+        return sources.all
 
     # ------------------------------------------------------------------------------------------ to tokens
 
@@ -185,6 +195,7 @@ class Renderer:
         max_tokens: int | None = None,
         is_brief: bool = False,
         images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
         fetched: Mapping[str, bytes] = NOTHING_FETCHED,
         sound: Any = None,
     ) -> RenderedPrompt:
@@ -194,7 +205,7 @@ class Renderer:
         chat_template: a file or a text, instead of the model's.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
-        images: those that the placeholders of a text stand for; a chat brings its own.
+        images, videos: those that the placeholders of a text stand for; a chat brings its own.
         fetched: what stands behind those of their URLs that are no data URLs.
         sound: what a text begins with; its special tokens stand in it.
         """
@@ -202,10 +213,10 @@ class Renderer:
         tokenizer = self._needed_tokenizer(param)
         if is_brief and not tokenizer.is_known:
             raise NotBriefError
-        sources = placed(images) if images else []
+        sources = placed(images, videos)
         if self._images is not None and not isinstance(chat, str):
-            chat, sources = take_images(chat)
-        if sources and is_brief:
+            chat, sources = take_media(chat)
+        if sources.all and is_brief:
             raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
@@ -220,17 +231,18 @@ class Renderer:
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
                 is_brief=is_brief,
-                takes_images=bool(sources),
+                takes_images=bool(sources.all),
             )
-        if sources and self._images is not None:
-            pieces = self._images.set_apart(pieces, tokenizer)
+        media = self._opened(sources, fetched)
+        if media is not None:
+            pieces = media.set_apart(pieces, tokenizer)
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
         token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
-        return self._with_media(RenderedPrompt(token_ids, text=text), sources, max_tokens, fetched, sound)
+        return self._with_media(RenderedPrompt(token_ids, text=text), media, max_tokens, sound)
 
     def render_tokens(
         self,
@@ -239,9 +251,13 @@ class Renderer:
         max_tokens: int | None,
         fetched: Mapping[str, bytes] = NOTHING_FETCHED,
         sound: Any = None,
+        videos: Sequence[Any] = (),
     ) -> RenderedPrompt:
-        """A prompt of tokens in which each image has one placeholder, or which begins with a sound."""
-        return self._with_media(RenderedPrompt(token_ids), placed(images), max_tokens, fetched, sound)
+        """A prompt of tokens in which each image and each video has one placeholder, or which begins with a sound."""
+        media = self._opened(placed(images, videos), fetched)
+        if media is not None:
+            token_ids = media.with_times(token_ids, self._tokenizer)
+        return self._with_media(RenderedPrompt(token_ids), media, max_tokens, sound)
 
     def render_vectors(self, given: Any, max_tokens: int, where: str = FIELD) -> RenderedPrompt:
         """A prompt of vectors: a tensor, an array, or base64 of a saved tensor. Takes long where there are many."""
@@ -254,13 +270,15 @@ class Renderer:
         media = self._vectors.media(given, max_tokens, where)
         return RenderedPrompt([PLACEHOLDER] * media.length, [media])
 
+    def _opened(self, sources: Sources, fetched: Mapping[str, bytes]) -> OpenedMedia | None:
+        if not sources.all:
+            return None
+        if self._images is None:
+            raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
+        return self._images.open(sources.fetched(fetched))
+
     def _with_media(
-        self,
-        prompt: RenderedPrompt,
-        sources: Sequence[tuple[Any, str]],
-        max_tokens: int | None,
-        fetched: Mapping[str, bytes],
-        sound: Any,
+        self, prompt: RenderedPrompt, opened: OpenedMedia | None, max_tokens: int | None, sound: Any
     ) -> RenderedPrompt:
         if sound is not None:
             if self.sounds is None:
@@ -270,14 +288,8 @@ class Renderer:
             media = self.sounds.one_window(sound, "multi_modal_data.audio")
             prompt.token_ids = self.sounds.begun(prompt.token_ids, media)
             prompt.media = [media]
-            return prompt
-        if not sources:
-            return prompt
-        if self._images is None:
-            raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
-        if fetched:
-            sources = [(fetched.get(one, one) if isinstance(one, str) else one, where) for one, where in sources]
-        prompt.token_ids, prompt.media = self._images.expand(prompt.token_ids, sources, max_tokens)
+        elif opened is not None:
+            prompt.token_ids, prompt.media = opened.expand(prompt.token_ids, max_tokens)
         return prompt
 
     def render_pair(self, first: str, second: str, *, max_tokens: int) -> RenderedPrompt:

@@ -14,11 +14,18 @@ from quire.worker.image_rows import pixels_of
 
 _CPU = torch.device("cpu")
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+VIDEO_MARK = "<|video_pad|>"
 IMAGE_TOKEN_ID = 259
+VIDEO_TOKEN_ID = IMAGE_TOKEN_ID + 3
+_KINDS = {
+    IMAGE_TOKEN_ID: ("pixel_values", "image_grid_thw"),
+    VIDEO_TOKEN_ID: ("pixel_values_videos", "video_grid_thw"),
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -75,10 +82,13 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     marks = "".join((MARKS[1], MARKS[0], MARKS[2]))
     # Gemma's template opens an image, and its processor does the rest
     template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if model_type == GEMMA else CHAT_TEMPLATE
-    write_tokenizer(path, chat_template=template, more_special=MARKS)
+    write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK))
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
+    if model_type == "qwen3_vl":
+        video = {"size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64}}
+        (path / "video_preprocessor_config.json").write_text(json.dumps(video), encoding="utf-8")
     return path
 
 
@@ -121,7 +131,7 @@ def _qwen_config(model_type: str) -> Any:
         image_token_id=IMAGE_TOKEN_ID,
         vision_start_token_id=IMAGE_TOKEN_ID + 1,
         vision_end_token_id=IMAGE_TOKEN_ID + 2,
-        video_token_id=IMAGE_TOKEN_ID + 3,
+        video_token_id=VIDEO_TOKEN_ID,
         tie_word_embeddings=False,
         eos_token_id=EOS_TOKEN_ID,
     )
@@ -130,10 +140,12 @@ def _qwen_config(model_type: str) -> Any:
 def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tensor) -> dict[str, Any]:
     """What Transformers' model is called with beside these tokens, [1, T]."""
     if model_type != GEMMA:
-        inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int()}
-        if media:
-            inputs["pixel_values"] = torch.cat([pixels_of(image, _CPU) for image in media])
-            inputs["image_grid_thw"] = torch.tensor([image.grid for image in media])
+        is_video = token_ids == VIDEO_TOKEN_ID
+        inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int() + 2 * is_video.int()}
+        for kind, names in _KINDS.items():
+            if of_kind := [one for one in media if token_ids[0, one.start] == kind]:
+                inputs[names[0]] = torch.cat([pixels_of(one, _CPU) for one in of_kind])
+                inputs[names[1]] = torch.tensor(_grids(of_kind))
         return inputs
     is_image = torch.zeros_like(token_ids)
     for image in media:
@@ -142,6 +154,17 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     if media:
         inputs["pixel_values"] = torch.stack([_whole_image(image) for image in media])
     return inputs
+
+
+def _grids(media: list[Media]) -> list[list[int]]:
+    """Media that continue a video are counted with its first one."""
+    grids: list[list[int]] = []
+    for one in media:
+        if one.time is None:
+            grids.append(list(one.grid))
+        else:
+            grids[-1][0] += 1
+    return grids
 
 
 def _whole_image(image: Media) -> torch.Tensor:

@@ -25,6 +25,47 @@ def chat_with(url: str) -> list[dict]:
     return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
 
 
+def video_url(*levels: int) -> str:
+    frames = []
+    for level in levels:
+        stream = io.BytesIO()
+        Image.new("RGB", (56, 84), (level,) * 3).save(stream, "jpeg")
+        frames.append(base64.b64encode(stream.getvalue()).decode())
+    return "data:video/jpeg;base64," + ",".join(frames)
+
+
+def check_videos(client: openai.OpenAI, model: str) -> None:
+    """Frames of JPEG, which need no decoder of files."""
+
+    def ask(*urls: str):
+        parts = [{"type": "video_url", "video_url": {"url": url}} for url in urls]
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "<|video_pad|>?"}]}]
+        return client.chat.completions.create(
+            model=model, messages=messages, max_tokens=6, temperature=0, logprobs=True
+        )
+
+    answers = [ask(video_url(*levels)) for levels in ((0, 90, 180, 250), (0, 90, 180, 250), (250, 180, 90, 0))]
+    tokens = [[token.logprob for token in answer.choices[0].logprobs.content] for answer in answers]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert answers[0].usage.prompt_tokens - ask(video_url(0, 90)).usage.prompt_tokens == 6
+    small = video_url(1)
+    refused = {
+        "no URL is fetched here": ["http://127.0.0.1/x.mp4"],
+        "no files are read here": ["file:///etc/passwd"],
+        "10001 frames, at most 128 are taken": [small + "," * 10_000],
+        "5 videos, at most 4 are allowed": [small] * 5,
+        "frame 1: the bytes are no image": [small + ",AAAA"],
+        "the video is refused: ": ["data:video/mp4;base64,AAAA"],
+        "must begin with data:video/": [data_url(1)],
+    }
+    for text, urls in refused.items():
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(*urls)
+        assert text in str(caught.value)
+        assert "messages" in caught.value.body["param"]
+    assert ask(small).choices[0].finish_reason
+
+
 def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) -> None:
     """Responses and messages see what a chat sees."""
     text = {"type": "input_text", "text": "What is this?"}
@@ -52,7 +93,7 @@ def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].content[1].image_url")
     # nobody looks for an image of which no vector is made
     answer = httpx.post(url + "/embeddings", json={"messages": chat_with("http://127.0.0.1/x.png")})
-    assert answer.json()["error"]["message"] == "messages: vectors are of texts; leave the images out."
+    assert answer.json()["error"]["message"] == "messages: vectors are of texts; leave images and videos out."
 
 
 def test_the_official_client(tmp_path):
@@ -77,6 +118,7 @@ def test_the_official_client(tmp_path):
                     ask(bad)
                 assert "messages[0].content[1].image_url: " in str(caught.value)
             assert ask(data_url(1)).choices[0].finish_reason
+            check_videos(client, model)
             check_other_dialects(client, url, ask(data_url(1)), data_url(1))
         server.signal()
         assert server.wait() == 0

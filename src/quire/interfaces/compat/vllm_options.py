@@ -64,7 +64,7 @@ def _refused(
 
 _DECIDES = "the server decides it by the hardware and the model, and says so at the start"
 _KERNELS = "kernels are chosen by the hardware; attention_backend and enforce_eager are the two that can be set"
-_NO_MEDIA = "only images are taken, as limit_mm_per_prompt says"
+_NO_MEDIA = "how media are cut is decided by the model's own files; of videos media_io_kwargs chooses frames"
 _MACHINES = "workers on several machines are placed by Ray: distributed_executor_backend=ray (docs/distributed.md)"
 _NO_CODE = "classes of vLLM's cannot run here; docs/scheduler.md, docs/sampling.md and docs/tools.md say what can"
 _PROXY = "put a proxy in front of the server (docs/security.md)"
@@ -110,7 +110,13 @@ OPTIONS: tuple[VllmOption, ...] = (
     _same("lora_modules", "lora_modules", takes=None, short=("--lora-module",)),
     VllmOption("skip_tokenizer_init", "tokenizer", "as --tokenizer none", takes=0, sets="none"),
     _same("override_generation_config", "generation_config", "an object stands in place of a word"),
-    VllmOption("language_model_only", "limit_mm_per_prompt", "no images are taken", takes=0, sets='{"image": 0}'),
+    VllmOption(
+        "language_model_only",
+        "limit_mm_per_prompt",
+        "no images and videos are taken",
+        takes=0,
+        sets='{"image": 0, "video": 0}',
+    ),
     VllmOption("spec_method", "speculative_config", "its method", key="method"),
     VllmOption("spec_model", "speculative_config", "its model", key="model"),
     VllmOption("spec_tokens", "speculative_config", "its num_speculative_tokens", key="num_speculative_tokens"),
@@ -422,7 +428,7 @@ OPTIONS: tuple[VllmOption, ...] = (
     ),
     *_refused("blocks are kept free by what running requests need", "watermark", unless=("0", "0.0")),
     *_refused("there are no tools in the server; the client calls them", "tool_server"),
-    *_refused(_NO_MEDIA, "media_io_kwargs", "mm_processor_kwargs", "video_pruning_rate"),
+    *_refused(_NO_MEDIA, "mm_processor_kwargs", "video_pruning_rate"),
     *_refused("the pooling of a model's own files is taken", "pooler_config", "override_pooler_config"),
     *_refused("/v1/admin/update_weights takes weights from weights_root", "weight_transfer_config"),
     *_refused("the log is one stream on stderr", "log_config_file", "logging_config"),

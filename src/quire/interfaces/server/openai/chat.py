@@ -92,8 +92,10 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
 async def _prompt_of(body: ChatRequest, model: ServedModel, choice: ToolChoice, cut: Cut) -> RenderedPrompt:
     """Of its messages, or the tokens that another server has made of them."""
     if (forwarded := forwarded_prompt(body, model)) is not None:
-        if model.renderer.image_sources(body.messages):
-            raise invalid("kv_transfer_params.prompt_token_ids: not with images, which they do not hold.", "messages")
+        if model.renderer.media_sources(body.messages):
+            raise invalid(
+                "kv_transfer_params.prompt_token_ids: not with images and videos, which they do not hold.", "messages"
+            )
         return RenderedPrompt(cut.of(forwarded), text=await text_of(model, forwarded, skip_special_tokens=False))
     return await render(
         model,

@@ -67,7 +67,9 @@ class Cut:
         if token_ids is prompt.token_ids:
             return prompt
         if prompt.media:
-            raise invalid("truncate_prompt_tokens: not with images, which must be whole.", "truncate_prompt_tokens")
+            raise invalid(
+                "truncate_prompt_tokens: not with images and videos, which must be whole.", "truncate_prompt_tokens"
+            )
         return replace(prompt, token_ids=token_ids)
 
     def longest(self, limit: int) -> int:
@@ -119,7 +121,7 @@ async def render(
 
 async def _rendered(model: ServedModel, chat: str | list[dict[str, Any]], options: dict[str, Any]) -> RenderedPrompt:
     renderer = model.renderer
-    if sources := renderer.image_sources(chat):
+    if sources := renderer.media_sources(chat):
         return await model.images.call(partial(renderer.render_prompt, chat, **options), sources)
     if not options.get("tools") and _is_short(chat, options):
         # a short chat may become a long text, and a template may take long over it

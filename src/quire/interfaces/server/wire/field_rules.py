@@ -43,7 +43,8 @@ _GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams;
 _OLD_TOOLS = Refused("it was replaced in the API; use tools and tool_choice", ([], "none", "auto"))
 
 # as other servers take them; no place is looked up
-_MEDIA = Refused("images are parts of messages here, and other media are not taken", ([], {}))
+_MEDIA = Refused("images and videos are parts of messages here, and other media are not taken", ([], {}))
+_CUTTING = Refused("how media are read is decided at start (--media-io-kwargs) and by the model", ([], {}))
 
 REFUSED_BY_BOTH: dict[str, Refused] = {
     "image": _MEDIA,
@@ -53,8 +54,8 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "video_url": _MEDIA,
     "videos": _MEDIA,
     "multi_modal_data": _MEDIA,
-    "media_io_kwargs": _MEDIA,
-    "mm_processor_kwargs": _MEDIA,
+    "media_io_kwargs": _CUTTING,
+    "mm_processor_kwargs": _CUTTING,
     "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
     "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
