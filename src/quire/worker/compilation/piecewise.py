@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from quire.errors import one_line
 from quire.worker.attention import attention_layers
 from quire.worker.cache_folder import cache_folder, check_private
 from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context, profiling_context
+from quire.worker.kernels import operators
 from quire.worker.layers.experts import Experts
 from quire.worker.state_cache import recurrent_layers
 
@@ -32,6 +34,8 @@ _LOOKS_AT_CACHES = (torch.ops.quire.attention.default, torch.ops.quire.recurrent
 # Of the trace: like no other size of a model, so that nothing else is taken for a number of tokens.
 _TRACED_TOKENS = 499
 _TRIED_TOKENS = (1, 2)
+# the place of `counts` among the arguments of grouped_linear
+_COUNTS = 5
 
 
 class CannotCompileError(Exception):
@@ -110,8 +114,7 @@ class PiecewiseForward:
         try:
             return make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
         except Exception as error:  # whatever a model does that has no meaning without numbers
-            reason = str(error).strip().partition("\n")[0]
-            raise CannotCompileError(f"its forward pass cannot be traced ({type(error).__name__}: {reason})") from error
+            raise CannotCompileError(f"its forward pass cannot be traced ({_told(error)})") from error
 
     def __call__(
         self,
@@ -193,10 +196,11 @@ def _segment(traced: fx.GraphModule, nodes: list[fx.Node]) -> _Segment:
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copies:
-            arguments = fx.map_arg(node.args, copy_of)
+            target, arguments = _without_counts(node)
+            arguments = fx.map_arg(arguments, copy_of)
             keywords = fx.map_arg(node.kwargs, copy_of)
             # named by its place: of the piece, not of the trace
-            copies[node] = graph.create_node(node.op, node.target, arguments, keywords, f"v{len(copies)}")
+            copies[node] = graph.create_node(node.op, target, arguments, keywords, f"v{len(copies)}")
         return copies[node]
 
     for node in nodes:
@@ -209,6 +213,32 @@ def _segment(traced: fx.GraphModule, nodes: list[fx.Node]) -> _Segment:
         copies[node].meta["val"] = mode.from_tensor(tensor, static_shapes=True)
     is_piece = nodes[0].target not in _LOOKS_AT_CACHES
     return _Segment(fx.GraphModule(nn.Module(), graph), is_piece, bool(sizes), inputs, tensors, outputs)
+
+
+# Where nothing is counted: of an operator that could write to an argument and is given none, torch's compiler (2.13)
+# takes the result for a tuple.
+_library = torch.library.Library("quire", "FRAGMENT")
+_library.define(
+    "uncounted_linear(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, int first) -> Tensor"
+)
+
+
+def _uncounted_linear(
+    x: Tensor, ids: Tensor | None, packed: list[Tensor], biases: list[Tensor], num_rows: int, first: int
+) -> Tensor:
+    result: Tensor = operators.grouped_linear(x, ids, packed, biases, num_rows, None, first)
+    return result
+
+
+_library.impl("uncounted_linear", _uncounted_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("quire::uncounted_linear", _uncounted_linear, lib=_library)
+
+
+def _without_counts(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """The operator of a node and its arguments."""
+    if node.target is not operators.grouped_linear or node.args[_COUNTS] is not None:
+        return node.target, node.args
+    return torch.ops.quire.uncounted_linear.default, node.args[:_COUNTS] + node.args[_COUNTS + 1 :]
 
 
 def _check_memory(runs: Sequence[list[fx.Node]]) -> None:
@@ -250,8 +280,7 @@ def compiled(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             # of operators in lower precision each result is rounded, as it is where nothing is compiled
             function: Callable[..., Any] = compile_fx(module, inputs, config_patches={"emulate_precision_casts": True})
     except Exception as error:  # the compiler's own, and those of the compiler that it calls
-        reason = str(error).strip().partition("\n")[0]
-        raise CannotCompileError(f"a piece cannot be compiled ({type(error).__name__}: {reason})") from error
+        raise CannotCompileError(f"a piece cannot be compiled ({_told(error)})") from error
     num_tokens = next((value for value in inputs if isinstance(value, torch.SymInt)), None)
     if num_tokens is not None and num_tokens.node.maybe_as_int() is not None:
         raise CannotCompileError("its code is for one number of tokens")
@@ -320,6 +349,10 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def _description(value: Any) -> str:
     if not isinstance(value, Tensor):
         return str(value)
@@ -344,7 +377,12 @@ def compile_model(model: Any, max_tokens: int, device: torch.device, *, has_adap
     """Exchange a model's forward pass for compiled pieces. Before caches are there. Raises CannotCompileError."""
     if not attention_layers(model) and not recurrent_layers(model):
         raise CannotCompileError("it has no layer that keeps anything of a sequence")
-    compiled = PiecewiseForward(model, max_tokens, device, has_adapters=has_adapters)
+    try:
+        compiled = PiecewiseForward(model, max_tokens, device, has_adapters=has_adapters)
+    except CannotCompileError:
+        raise
+    except Exception as error:  # a trace of a kind that nobody has seen: the model still runs as it is
+        raise CannotCompileError(f"it cannot be cut ({_told(error)})") from error
     for num_tokens in _TRIED_TOKENS[:max_tokens]:
         # before anybody waits for a step: code that fails, and what is only made at a first call
         ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
@@ -352,7 +390,6 @@ def compile_model(model: Any, max_tokens: int, device: torch.device, *, has_adap
             with torch.inference_mode(), forward_context(profiling_context()):
                 compiled(ids, ids)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise CannotCompileError(f"its code does not run ({type(error).__name__}: {reason})") from error
+            raise CannotCompileError(f"its code does not run ({_told(error)})") from error
     model.forward = compiled
     return compiled
