@@ -1,6 +1,6 @@
 """Greedy tokens and beams of a tiny model with the kernels that QUIRE_CPU_KERNELS names, as one line of JSON.
 
-    python -m tests.worker.kernels.triton.engine_run CHECKPOINT DTYPE [OPTIONS AS JSON]
+    python -m tests.worker.kernels.triton.engine_run CHECKPOINT DTYPE [OPTIONS BY ENGINE, OR OF ALL, AS JSON]
 
 A process of its own, because the home of an operator is decided once.
 """
@@ -55,15 +55,14 @@ def requests(name: str) -> list[EngineRequest]:
     return asked
 
 
-def run(path: Path, dtype: str, more: dict[str, Any]) -> dict[str, Any]:
+def run(path: Path, dtype: str, more: dict[str, dict[str, Any]]) -> dict[str, Any]:
     # the interpreter is slow, and waited for
     worker._PATIENCE_SECONDS = math.inf
     launches = count_launches() if os.environ["QUIRE_CPU_KERNELS"] == "triton" else Counter[str]()
     tokens, signs = {}, {}
     for name, options in ENGINES.items():
-        core: EngineCore = real_core(
-            path, max_model_len=64, max_num_seqs=4, block_size=8, dtype=dtype, **options, **more
-        )
+        common = {"max_model_len": 64, "max_num_seqs": 4, "block_size": 8, "dtype": dtype}
+        core: EngineCore = real_core(path, **common | options | more.get("all", {}) | more.get(name, {}))
         results = run_requests(core, requests(name))
         tokens[name] = [[sequence.tokens for sequence in results[number]] for number in sorted(results)]
         statistics = core.statistics()
