@@ -12,11 +12,11 @@
 
 #include <algorithm>
 
+#include "tuning.h"
+
 namespace quire {
 namespace {
 
-// Pieces of work for each thread: so many even out what one thread loses to others on the machine.
-constexpr int UNITS_PER_THREAD = 4;
 // Rows up to which reading keys costs more than computing with them, and the fewest keys that are worth a shared tile.
 constexpr int64_t SHARING_ROWS = 16;
 constexpr int64_t LEAST_SHARED_KEYS = 2 * KEY_TILE;
@@ -41,7 +41,7 @@ void AttentionPlan::make(const AttentionArgs& args, int64_t sequences, int threa
   for (int64_t s = 0; s < sequences; ++s) add_sequence(s);
   double cost = 0;
   for (const Tile& tile : tiles_) cost += tile.cost;
-  const double share = threads == 1 ? cost + 1 : cost / (UNITS_PER_THREAD * threads) + 1;
+  const double share = threads == 1 ? cost + 1 : cost / static_cast<double>(tuning.attention_pieces * threads) + 1;
   for (size_t i = 0; i < tiles_.size(); ++i) {
     if (i == num_shared_tiles) num_shared_units_ = static_cast<int64_t>(units_.size());
     add_units(static_cast<int>(i), share);

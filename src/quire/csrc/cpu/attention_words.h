@@ -6,6 +6,7 @@
 
 #include "attention_args.h"
 #include "simd.h"
+#include "tuning.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -174,7 +175,7 @@ class Ahead {
   void use() {
     if (static_cast<int>(next_ - begin_) <= 0) {  // not asked for yet
       next_ = begin_, turn();
-      for (int i = 0; i < DISTANCE; i += 8) fetch_lines<8>();
+      for (int64_t i = 0; i < tuning.attention_lines; i += 8) fetch_lines<8>();
     }
     begin_ = end_;
   }
@@ -194,8 +195,6 @@ class Ahead {
   }
 
  private:
-  static constexpr int DISTANCE = 256;  // lines
-
   __attribute__((always_inline)) void turn() {
     if (next_ == end_) return;
     at_ = pieces_[next_ % AHEAD_PIECES].begin, until_ = pieces_[next_ % AHEAD_PIECES].end, ++next_;

@@ -38,8 +38,6 @@ namespace {
 constexpr int HALF = ROWS_OF_TILE, MOST_ROWS = 2 * HALF;  // both halves of the rows meet what was loaded of a panel
 constexpr int64_t STEP_WORDS = 16;
 constexpr int64_t WORD_BYTES = PANEL_COLUMNS * 4, STEP_BYTES = STEP_WORDS * WORD_BYTES;
-// Steps of a panel that all rows meet before the next come: they stay in the second-level cache beside the rows.
-constexpr int64_t STEPS_AT_ONCE = 128;
 
 int64_t num_steps(const PackedView& w) { return (w.words + STEP_WORDS - 1) / STEP_WORDS; }
 
@@ -189,9 +187,13 @@ class Block {
     memset(tail_ + bytes, 0, STEP_BYTES - bytes);
   }
 
-  // What a tile fetches of the bytes that follow `from` in the weight, during so many steps.
+  // What a tile fetches during so many steps with `bytes` that end at `from`: a share of what follows, or the same bytes
+  // some distance ahead.
   Ahead ahead(const char* from, int64_t bytes, int64_t steps, int64_t tile, int num_rows) const {
-    if (num_rows < FEWEST_ROWS_TO_FETCH) return {nullptr, 0};
+    if (num_rows < tuning.rows_to_fetch) {
+      if (tile > begin_) return {nullptr, 0};
+      return ahead_by(from - bytes, tuning.fetch_bytes.of(w_), WORD_BYTES);
+    }
     const int64_t left = w_.data + w_.num_panels * w_.panel_bytes - from;
     return ahead_of(from, min64(bytes, left), steps * STEP_WORDS, tile - begin_, end_ - begin_);
   }
@@ -223,7 +225,7 @@ class Block {
   void add_floats(const char* panel) {
     int64_t i = 0, n;
     do {
-      n = min64(STEPS_AT_ONCE, steps_ - i);
+      n = min64(tuning.words_at_once / STEP_WORDS, steps_ - i);
       const char* words = panel + i * STEP_BYTES;
       for_each_tile(i + n == steps_, [&](const char* x, int num_rows, float* sums, int64_t tile) {
         Ahead fetched = ahead(words + n * STEP_BYTES, n * STEP_BYTES, n, tile, num_rows);

@@ -20,55 +20,62 @@ constexpr int64_t INTEGERS_HEAD = 3;
 enum class Scaling { none, scales, scales_and_zeros };
 
 // R rows times the 2 * W columns at `panel`, which points into the first group at the place of these columns; `head` at
-// the scales of these columns in that group.
-template <WeightFormat F, Scaling SCALING, int R>
+// the scales of these columns in that group. With P panels, the same of those that follow.
+template <WeightFormat F, Scaling SCALING, int R, int P = 1>
 static void add_integers(const PackedView& w, const float* x, const char* head, const char* panel, float* sums,
                          Ahead ahead) {
   using Code = Codes<F>;
-  const int64_t words_of_group = w.group_words, group_bytes = w.group_bytes, group_head_bytes = w.group_head_bytes;
+  const int64_t words_of_group = w.group_words, panel_bytes = w.panel_bytes, group_bytes = w.group_bytes, group_head_bytes = w.group_head_bytes;
   int64_t end_of_group = words_of_group;
   for (int64_t i = 0, end; i < w.words; i = end) {
     if (i == end_of_group) head += group_bytes, panel += group_head_bytes, end_of_group += words_of_group;
     end = min64(i / SEGMENT_WORDS * SEGMENT_WORDS + SEGMENT_WORDS, min64(end_of_group, w.words));
     const int32_t* start = reinterpret_cast<const int32_t*>(x);
-    vi acc[R][2];
+    vi acc[P * R][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = all_lanes(static_cast<uint32_t>(start[r]));
+    for (int r = 0; r < P * R; ++r) acc[r][0] = acc[r][1] = all_lanes(static_cast<uint32_t>(start[r % R]));
     const int32_t* words = start + INTEGERS_HEAD * R;
     int64_t k = i;
     do {  // not `for`: for a loop that might not run the compiler keeps two sets of accumulators
-      if (k % WORDS_BETWEEN == 0) fetch(ahead);
-      const Code codes = Code::load(panel);
-      const vi factors[2] = {factors_of<F>(codes.bytes[0]), factors_of<F>(codes.bytes[1])};
+      if (k % WORDS_BETWEEN == 0) fetch<P>(ahead, panel_bytes);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const Code codes = Code::load(panel + p * panel_bytes);
+        const vi factors[2] = {factors_of<F>(codes.bytes[0]), factors_of<F>(codes.bytes[1])};
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        const Inputs inputs = inputs_at(words + r, R);
-        add_dot(acc[r][0], factors[0], inputs);
-        add_dot(acc[r][1], factors[1], inputs);
+        for (int r = 0; r < R; ++r) {
+          const Inputs inputs = inputs_at(words + r, R);
+          add_dot(acc[p * R + r][0], factors[0], inputs);
+          add_dot(acc[p * R + r][1], factors[1], inputs);
+        }
       }
       panel += Code::word_bytes;
       words += X_WORDS * R;
     } while (++k < end);
     asm("" ::: "memory");  // else the compiler keeps a copy of the sums on its stack
     // Loaded for each segment: kept in registers they would push accumulators out.
-    vf scale[2], zeros[2];
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      if (SCALING != Scaling::none) scale[v] = load_half(head + v * Code::distance * 2);
-      if (SCALING == Scaling::scales_and_zeros) {
-        zeros[v] = load_half(head + (PANEL_COLUMNS + v * Code::distance) * 2);
-      }
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const vf x_scale = set1(x[R + r]), x_sum = set1(x[2 * R + r]);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const char* scales = head + p * panel_bytes;
+      vf scale[2], zeros[2];
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        float* to = sums + r * PANEL_COLUMNS + v * Code::distance;
-        vf integers = to_float(acc[r][v]);
-        if (SCALING == Scaling::scales_and_zeros) integers = fnma(zeros[v], x_sum, integers);
-        if (SCALING != Scaling::none) integers = integers * scale[v];
-        store(to, fma(integers, x_scale, i == 0 ? zero() : load(to)));
+        if (SCALING != Scaling::none) scale[v] = load_half(scales + v * Code::distance * 2);
+        if (SCALING == Scaling::scales_and_zeros) {
+          zeros[v] = load_half(scales + (PANEL_COLUMNS + v * Code::distance) * 2);
+        }
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const vf x_scale = set1(x[R + r]), x_sum = set1(x[2 * R + r]);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          float* to = sums + (p * R + r) * PANEL_COLUMNS + v * Code::distance;
+          vf integers = to_float(acc[p * R + r][v]);
+          if (SCALING == Scaling::scales_and_zeros) integers = fnma(zeros[v], x_sum, integers);
+          if (SCALING != Scaling::none) integers = integers * scale[v];
+          store(to, fma(integers, x_scale, i == 0 ? zero() : load(to)));
+        }
       }
     }
     x = reinterpret_cast<const float*>(words);

@@ -6,6 +6,7 @@
 
 #include "matmul.h"
 #include "matmul_integers.h"
+#include "tuning.h"
 
 namespace quire::QUIRE_ISA {
 
@@ -13,18 +14,21 @@ namespace quire::QUIRE_ISA {
 // registers.
 constexpr int TILE_ROWS = W == 16 ? 12 : 6;
 constexpr int PASSES = PANEL_COLUMNS / (2 * W);  // over a panel
+// Rows whose sums fit into the registers for MOST_PANELS panels as well.
+constexpr int MOST_ROWS_OF_PANELS = W == 16 ? 3 : 1;
 
 // What a call fetches into the second-level cache while it computes: `lines` lines for every WORDS_BETWEEN words, from
 // `next` on. Few rows leave the processor's own prefetcher time enough; with many it is late, because so much
 // arithmetic lies between two reads that the next ones are not even issued.
 constexpr int WORDS_BETWEEN = 8;
-constexpr int FEWEST_ROWS_TO_FETCH = 6;
 struct Ahead {
   const char* next;
   int lines;
 };
-QUIRE_INLINE void fetch(Ahead& ahead) {
-  for (int i = 0; i < ahead.lines; ++i) fetch_line(ahead.next + i * 64);
+template <int P = 1> QUIRE_INLINE void fetch(Ahead& ahead, int64_t panel_bytes = 0) {
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p)
+    for (int i = 0; i < ahead.lines; ++i) fetch_line(ahead.next + p * panel_bytes + i * 64);
   ahead.next += ahead.lines * 64;
 }
 
@@ -36,7 +40,13 @@ QUIRE_INLINE Ahead ahead_of(const char* following, int64_t bytes, int64_t words,
   return {following + tile * calls * lines * 64, static_cast<int>(lines)};
 }
 
-// Sums of R rows in float32, a row of PANEL_COLUMNS after the other.
+// What one tile fetches of the words of `word_bytes` that it walks through, some distance before it reaches them. What
+// follows the weight is most often the next one.
+QUIRE_INLINE Ahead ahead_by(const char* words, int64_t distance, int64_t word_bytes) {
+  return {words + distance, distance > 0 ? static_cast<int>(WORDS_BETWEEN * word_bytes / 64) : 0};
+}
+
+// Sums of R rows in float32, a row of PANEL_COLUMNS after the other; those of the next panel follow.
 struct Sums {
   float* at;
   bool are_new;  // else they go on
@@ -51,31 +61,38 @@ struct BFloat16 {
 };
 #endif
 
-template <class A, int R>
-static void add_products(const float* x, const float* words, int64_t num_words, Sums sums, Ahead ahead) {
-  vf acc[R][2];
+// P panels, `panel_bytes` from one to the next.
+template <class A, int R, int P = 1>
+static void add_products(const float* x, const float* words, int64_t panel_bytes, int64_t num_words, Sums sums,
+                         Ahead ahead) {
+  const int64_t stride = panel_bytes / 4;
+  vf acc[P * R][2];
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < P * R; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) acc[r][v] = sums.are_new ? zero() : load(sums.at + r * PANEL_COLUMNS + v * W);
   const auto add_word = [&](int64_t i) __attribute__((always_inline)) {
-    const vf w[2] = {load(words + i * PANEL_COLUMNS), load(words + i * PANEL_COLUMNS + W)};
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const float* word = words + p * stride + i * PANEL_COLUMNS;
+      const vf w[2] = {load(word), load(word + W)};
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const vf a = set1(x[i * R + r]);
+      for (int r = 0; r < R; ++r) {
+        const vf a = set1(x[i * R + r]);
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) acc[r][v] = A::multiply_add(a, w[v], acc[r][v]);
+        for (int v = 0; v < 2; ++v) acc[p * R + r][v] = A::multiply_add(a, w[v], acc[p * R + r][v]);
+      }
     }
   };
   int64_t i = 0;
   for (; i + WORDS_BETWEEN <= num_words; i += WORDS_BETWEEN) {
-    fetch(ahead);
+    fetch<P>(ahead, panel_bytes);
 #pragma GCC unroll 2
     for (int k = 0; k < WORDS_BETWEEN; ++k) add_word(i + k);
   }
   for (; i < num_words; ++i) add_word(i);
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < P * R; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) store(sums.at + r * PANEL_COLUMNS + v * W, acc[r][v]);
 }

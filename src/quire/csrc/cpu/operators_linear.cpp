@@ -10,6 +10,7 @@
 
 #include "matmul_pack.h"
 #include "operators.h"
+#include "tuning.h"
 
 namespace quire {
 namespace {
@@ -156,10 +157,15 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   return packed;
 }
 
-// Prepared rows that are multiplied before the next are prepared: they stay in the last-level cache.
-constexpr int64_t PREPARED_AT_ONCE = 8 << 20;
-// Prepared rows of a block that meets panel after panel: they stay in the second-level cache, beside a panel.
-constexpr int64_t BLOCK_BYTES = 448 << 10;
+// How many blocks tiles of `bytes` each are multiplied in.
+int64_t num_blocks(int64_t tiles, int64_t bytes) {
+  return min64(tiles, (tiles * bytes + tuning.block_bytes - 1) / tuning.block_bytes);
+}
+
+// Pairs of a block and a panel that a thread takes at a time; with few rows, whole numbers of `together`.
+int64_t grain_of(int64_t count, const Crew& crew, int64_t together = 1) {
+  return round_up(max64(1, min64(16, count / (tuning.pieces * crew.size))), together);
+}
 
 const MatmulKernels* kernels_for(const MatmulArgs& args) {
   const MatmulKernels* best = kernels()->matmul;
@@ -180,7 +186,7 @@ class LinearStep final : public Step {
     const int64_t rows = extent.tokens * rows_per_token_;
     if (rows == 0) return crew.barrier();
     if (rows <= kernels_->tile_rows) return multiply_few(rows, crew);
-    const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
+    const int64_t at_once = max64(tuning.prepared_bytes / row_bytes_, 4 * kernels_->tile_rows);
     const int64_t parts = (rows + at_once - 1) / at_once;
     char* prepared = static_cast<char*>(crew.shared_scratch((rows / parts + 1) * row_bytes_ + 64));
     for (int64_t part = 0; part < parts; ++part) {
@@ -205,7 +211,8 @@ class LinearStep final : public Step {
     char* scratch = static_cast<char*>(
         thread_scratch(prepared_bytes + max64(prepared_bytes, kernels_->scratch_bytes(rows))));
     kernels_->prepare(args_, tiles, 0, 1, scratch, scratch + prepared_bytes);
-    crew.for_each(args_.weight.num_panels, grain_of(args_.weight.num_panels, crew), [&](int64_t begin, int64_t end) {
+    const int64_t panels = args_.weight.num_panels, grain = grain_of(panels, crew, tuning.panels.of(args_.weight));
+    crew.for_each(panels, grain, [&](int64_t begin, int64_t end) {
       kernels_->multiply(args_, tiles, 0, 1, begin, end, scratch, scratch + prepared_bytes);
     });
   }
@@ -213,7 +220,7 @@ class LinearStep final : public Step {
   void multiply_many(const MatmulArgs& args, int64_t rows, char* prepared, Crew& crew) const {
     const Tiles tiles(rows, kernels_->tile_rows);
     const int64_t tile_bytes = kernels_->tile_rows * row_bytes_;
-    const int64_t blocks = min64(tiles.count, (tiles.count * tile_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES);
+    const int64_t blocks = num_blocks(tiles.count, tile_bytes);
     const int64_t block_rows = (tiles.count / blocks + 1) * kernels_->tile_rows;
     char* scratch = static_cast<char*>(thread_scratch(max64(tile_bytes, kernels_->scratch_bytes(block_rows))));
     crew.for_each(tiles.count, 1, [&](int64_t begin, int64_t end) {
@@ -228,10 +235,6 @@ class LinearStep final : public Step {
         begin += n;
       }
     });
-  }
-
-  static int64_t grain_of(int64_t count, const Crew& crew) {
-    return max64(1, min64(16, count / (16 * crew.size)));
   }
 
   MatmulArgs args_;
@@ -268,7 +271,7 @@ class SlicedStep final : public Step {
     const int64_t rows = extent.tokens * rows_per_token_;
     if (rows == 0) return crew.barrier();
     const int64_t all_bytes = row_bytes_ * num_slices();
-    const int64_t at_once = max64(PREPARED_AT_ONCE / all_bytes, 4 * kernels_->tile_rows);
+    const int64_t at_once = max64(tuning.prepared_bytes / all_bytes, 4 * kernels_->tile_rows);
     const int64_t parts = (rows + at_once - 1) / at_once;
     char* prepared = static_cast<char*>(crew.shared_scratch((rows / parts + 1) * all_bytes + 64 * num_slices()));
     for (int64_t part = 0; part < parts; ++part) {
@@ -285,7 +288,7 @@ class SlicedStep final : public Step {
   void multiply(int64_t first, int64_t rows, char* prepared, Crew& crew) const {
     const Tiles tiles(rows, kernels_->tile_rows);
     const int64_t tile_bytes = kernels_->tile_rows * row_bytes_, slice_bytes = round_up(rows * row_bytes_, 64);
-    const int64_t blocks = min64(tiles.count, (tiles.count * tile_bytes * num_slices() + BLOCK_BYTES - 1) / BLOCK_BYTES);
+    const int64_t blocks = num_blocks(tiles.count, tile_bytes * num_slices());
     const int64_t block_rows = (tiles.count / blocks + 1) * kernels_->tile_rows;
     const int64_t level_bytes = block_rows * PANEL_COLUMNS * 4;
     char* scratch = static_cast<char*>(
@@ -298,8 +301,7 @@ class SlicedStep final : public Step {
       }
     });
     const int64_t panels = whole_.weight.num_panels, count = blocks * panels;
-    const int64_t grain = max64(1, min64(16, count / (16 * crew.size)));
-    crew.for_each(count, grain, [&](int64_t begin, int64_t end) {
+    crew.for_each(count, grain_of(count, crew), [&](int64_t begin, int64_t end) {
       for (; begin < end; ++begin) {
         const int64_t block = begin / panels, panel = begin % panels;
         const int64_t from = tiles.count * block / blocks, to = tiles.count * (block + 1) / blocks;
@@ -367,7 +369,7 @@ class GroupedStep final : public Step {
       clear_row(order.out_rows[num_here + i]);
     }
     if (num_here == 0) return crew.barrier();
-    const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
+    const int64_t at_once = max64(tuning.prepared_bytes / row_bytes_, 4 * kernels_->tile_rows);
     char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     std::vector<Run>& runs = order.runs;
     runs.clear();
@@ -397,7 +399,7 @@ class GroupedStep final : public Step {
         : args(expert), tiles(count, step.kernels_->tile_rows), first_row(place) {
       args.x_rows = order.x_rows.data() + row, args.out_rows = order.out_rows.data() + row;
       const int64_t tile_bytes = step.kernels_->tile_rows * step.row_bytes_;
-      blocks = min64(tiles.count, (tiles.count * tile_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES);
+      blocks = num_blocks(tiles.count, tile_bytes);
       first_tile = before == nullptr ? 0 : before->end_tile(), first_piece = before == nullptr ? 0 : before->end_piece();
     }
     int64_t end_tile() const { return first_tile + tiles.count; }
@@ -462,8 +464,7 @@ class GroupedStep final : public Step {
       }
     });
     const int64_t panels = experts_[0].weight.num_panels, count = runs.back().end_piece();
-    const int64_t grain = max64(1, min64(16, count / (16 * crew.size)));
-    crew.for_each(count, grain, [&](int64_t begin, int64_t end) {
+    crew.for_each(count, grain_of(count, crew, tuning.panels.of(experts_[0].weight)), [&](int64_t begin, int64_t end) {
       for (const Run* run = at(runs, begin, &Run::end_piece); begin < end;) {
         const int64_t piece = begin - run->first_piece, block = piece / panels, panel = piece % panels;
         const int64_t n = min64(panels - panel, end - begin), blocks = run->blocks;

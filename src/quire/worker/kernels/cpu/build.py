@@ -61,6 +61,7 @@ COMMON = (
     "program.cpp",
     "sampling.cpp",
     "sequence_states.cpp",
+    "tuning.cpp",
 )
 
 
@@ -186,7 +187,11 @@ def _forget(folder: Path) -> None:
 
     Another process may do the same; a library that somebody runs lives on without its name.
     """
-    for pattern, num_kept in (("kernels-*.so", _KEPT_LIBRARIES), ("objects/*.o", _KEPT_OBJECTS)):
+    for pattern, num_kept in (
+        ("kernels-*.so", _KEPT_LIBRARIES),
+        ("tuning-*.json", _KEPT_LIBRARIES),
+        ("objects/*.o", _KEPT_OBJECTS),
+    ):
         with contextlib.suppress(OSError):
             by_use = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
             for old in by_use[num_kept:]:
