@@ -12,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell that runs the tests in the background has Ctrl-C ignored, also for those that try what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Kernels as they are by default: measuring takes seconds, and says little beside other tests.
+os.environ.setdefault("QUIRE_CPU_TUNING", "off")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

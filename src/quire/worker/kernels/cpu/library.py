@@ -19,6 +19,7 @@ _is_decided = False
 _library: ctypes.CDLL | None = None
 _path: Path | None = None
 _reason = "not asked for yet"
+_tuning = ""
 # Threads and their processors, if anybody said; else as many as torch has.
 _crew: tuple[int, Sequence[int] | None] | None = None
 
@@ -33,8 +34,12 @@ def load() -> bool:
     if not _is_decided:
         with _lock:
             if not _is_decided:
+                tuning = os.environ.get("QUIRE_CPU_TUNING", "auto")
+                if tuning not in ("auto", "again", "off"):
+                    raise OptionError(f"QUIRE_CPU_TUNING={tuning}: must be auto, again or off.")
                 _decide(os.environ.get("QUIRE_CPU_KERNELS", "auto"))
                 _is_decided = True
+                _tune(tuning)
     return _library is not None
 
 
@@ -84,6 +89,20 @@ def _decide(choice: str) -> None:
     set_crew(*(_crew or (torch.get_num_threads(), None)))
 
 
+def _tune(choice: str) -> None:
+    """After the decision: what is measured calls the kernels."""
+    global _tuning
+    _tuning = choice
+    if _library is None or _path is None or choice == "off":
+        return
+    from quire.worker.kernels.cpu import tuning
+
+    isa = _library.quire_isa().decode()
+    file = tuning.file_of(_path, isa)
+    _tuning = tuning.apply(tuning.LibraryKnobs(_library), file, lambda: tuning.Probes().by_name(), choice == "again")
+    _logger.info("CPU kernels: %s, tuning: %s", isa, _tuning)
+
+
 def loaded() -> ctypes.CDLL:
     """The library itself, for what is no torch operator."""
     if not load() or _library is None:
@@ -110,4 +129,4 @@ def statistics() -> dict[str, str]:
     """Which kernels run on the CPU, and why."""
     if _library is None:
         return {"kernels": "reference", "reason": _reason}
-    return {"kernels": "c++", "isa": _library.quire_isa().decode(), "path": str(_path)}
+    return {"kernels": "c++", "isa": _library.quire_isa().decode(), "path": str(_path), "tuning": _tuning}

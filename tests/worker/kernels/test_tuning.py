@@ -1,0 +1,268 @@
+"""What the kernels can be tuned to: the same bits whatever is chosen, and a tuner that chooses what is faster."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from quire.errors import OptionError
+from quire.testing import kernel_contracts, linear_contracts
+from quire.testing.attention_cases import AttentionCase
+from quire.testing.linear_contracts import QuantizedCase
+from quire.worker import kernels
+from quire.worker.kernels import cpu
+from quire.worker.kernels.cpu import library, tuning
+from quire.worker.kernels.cpu.tuning import Choice, LibraryKnobs, Tunable
+
+# More than four panels, no whole number of panels or segments.
+SHAPE = (150, 644)
+WEIGHTS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": QuantizedCase(8, SHAPE),
+    "int8 groups": QuantizedCase(8, SHAPE, 7, "each"),
+    "int8 weight-only": QuantizedCase(8, SHAPE, is_weight_only=True),
+    "int4": QuantizedCase(4, SHAPE, 23, "each", False),
+    "fp4": QuantizedCase(4, SHAPE, 23),
+    "int4 weight-only": QuantizedCase(4, SHAPE, 23, "fractions", False, is_weight_only=True),
+}
+# So few that panels are walked side by side; tiles of the matrix unit and of vectors; several blocks.
+ROWS = (1, 3, 5, 40, 200)
+BATCHES = (
+    AttentionCase(sequences=((1, 1100), (3, 700), (1, 5)), dtype=torch.bfloat16, num_heads=8, num_kv_heads=2),
+    AttentionCase(sequences=((60, 640), (1, 1030)), dtype=torch.bfloat16, cache_dtype=torch.int8, head_dim=64),
+    AttentionCase(sequences=((70, 640),)),
+)
+
+
+@pytest.fixture
+def knobs():
+    if not cpu.load():
+        pytest.skip(f"no C++ kernels here: {cpu.statistics()['reason']}")
+    found = LibraryKnobs(library.loaded())
+    yield found
+    tuning.set_defaults(found)
+
+
+def packed_weight(kind):
+    if isinstance(kind, torch.dtype):
+        return kernels.pack_weight(torch.randn(SHAPE, generator=torch.Generator().manual_seed(2)).to(kind))
+    values, scales, offsets = kind.make()
+    return kernels.pack_quantized(values, scales, offsets, bits=kind.bits, weight_only=kind.is_weight_only)
+
+
+def products():
+    """Of every kind of weight with every number of rows; of rows so long that a panel is cut; of experts."""
+    results = []
+    for kind in WEIGHTS.values():
+        packed = packed_weight(kind)
+        for dtype in {torch.bfloat16, kind if isinstance(kind, torch.dtype) else torch.bfloat16}:
+            x = linear_contracts.inputs(max(ROWS), SHAPE[1], dtype)
+            results += [kernels.packed_linear(x[-count:], packed, None, SHAPE[0]) for count in ROWS]
+    long = kernels.pack_weight(torch.randn(40, 5001, generator=torch.Generator().manual_seed(1)).bfloat16())
+    x = linear_contracts.inputs(300, 5001, torch.bfloat16)
+    results += [kernels.packed_linear(x[-count:], long, None, 40) for count in (1, 7, 300)]
+    experts = [packed_weight(WEIGHTS["int8"]), packed_weight(WEIGHTS["int8"])]
+    ids = torch.tensor([[0], [1], [0]], dtype=torch.int32)
+    x = linear_contracts.inputs(3, SHAPE[1], torch.bfloat16)
+    results.append(torch.ops.quire.grouped_linear(x, ids, experts, [], SHAPE[0], None, 0))
+    results.append(torch.ops.quire.sliced_linear(x, experts[0], None, SHAPE[0], 7, torch.bfloat16))
+    return results
+
+
+def attended():
+    return [kernel_contracts.make_batch(case).attend(kernels) for case in BATCHES]
+
+
+def assert_same_with_every_choice(knobs, names, compute):
+    expected = compute()
+    for tunable in knobs.tunables():
+        if not tunable.name.startswith(names):
+            continue
+        for choice in tunable.choices[1:]:
+            assert knobs.set(tunable.name, choice)
+            assert all(map(torch.equal, compute(), expected)), f"{tunable.name}={choice}"
+        assert knobs.set(tunable.name, tunable.choices[0])
+    for last in (False, True):  # all others at once
+        for tunable in knobs.tunables():
+            knobs.set(tunable.name, tunable.choices[-1 if last else 1])
+        assert all(map(torch.equal, compute(), expected))
+
+
+PRODUCTS = ("fetch_bytes", "panels", "rows_to_fetch", "block_bytes", "words_at_once", "prepared_bytes", "pieces")
+
+
+def test_products_have_the_same_bits_whatever_is_chosen(knobs, product_kernels):
+    assert_same_with_every_choice(knobs, PRODUCTS, products)
+
+
+def test_attention_has_the_same_bits_whatever_is_chosen(knobs, cpu_kernels):
+    assert_same_with_every_choice(knobs, ("attention",), attended)
+
+
+def test_every_tunable_belongs_to_a_test_and_to_a_probe(knobs):
+    names = [tunable.name for tunable in knobs.tunables()]
+    assert all(name.startswith((*PRODUCTS, "attention")) for name in names)
+    assert set(names) == set(tuning.Probes().by_name())
+    assert not knobs.set("panels.floats", 3)
+    assert not knobs.set("panels.none", 1)
+
+
+class Fakes:
+    """Knobs, a clock, and work that takes as long as is said for a choice."""
+
+    def __init__(self, seconds, noise=()):
+        self.now, self.seconds, self.chosen, self.noise = 0.0, seconds, {}, list(noise)
+
+    def tunables(self):
+        return [Tunable(name, tuple(times)) for name, times in self.seconds.items()]
+
+    def set(self, name, value):
+        is_choice = value in self.seconds.get(name, ())
+        if is_choice:
+            self.chosen[name] = value
+        return is_choice
+
+    def clock(self):
+        return self.now
+
+    def probes(self):
+        def work(name):
+            def run():
+                factor = self.noise.pop(0) if self.noise else 1.0
+                self.now += self.seconds[name][self.chosen.get(name, next(iter(self.seconds[name])))] * factor
+
+            return run
+
+        return {name: lambda name=name: work(name) for name in self.seconds}
+
+    def tune(self, seconds=3.0):
+        return tuning.tune(self, self.probes(), self.clock, seconds)
+
+
+def test_the_faster_one_is_taken_where_it_wins_clearly():
+    fakes = Fakes({"a": {1: 0.01, 2: 0.009, 4: 0.008}, "b": {1: 0.01, 2: 0.0099}, "c": {8: 0.01, 4: 0.02}})
+    chosen = fakes.tune()
+    assert {name: choice.value for name, choice in chosen.items()} == {"a": 4, "b": 1, "c": 8}
+    assert fakes.chosen == {"a": 4, "b": 1, "c": 8}
+    assert chosen["a"].ratios[4] == (0.8, 0.8, 0.8)
+
+
+def test_one_that_is_faster_in_half_of_the_rounds_is_not_taken():
+    # the first call is not timed; then whoever comes second in a round takes half as long
+    fakes = Fakes({"a": {1: 0.01, 2: 0.01}}, noise=[1.0, *[1.0, 0.5] * 30])
+    assert fakes.tune()["a"].value == 1
+
+
+def test_what_takes_too_long_keeps_its_default():
+    fakes = Fakes({"slow": {1: 1.0, 2: 0.1}, "quick": {1: 0.01, 2: 0.008}})
+    chosen = fakes.tune(seconds=3.0)
+    assert chosen["slow"] == Choice(1, {})
+    assert chosen["quick"].value == 2
+    assert fakes.now <= 3.0 + 1.0  # and the last round
+
+
+def test_nothing_begins_after_the_end():
+    fakes = Fakes({name: {1: 5.0, 2: 1.0} for name in "abcd"})
+    assert list(fakes.tune(seconds=3.0)) == ["a"]
+    assert fakes.now == 5.0
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    made = Fakes({"a": {1: 0.01, 2: 0.008}})
+    monkeypatch.setattr(tuning.time, "perf_counter", made.clock)
+    return made
+
+
+def test_what_was_chosen_is_found_again(fakes, tmp_path, caplog):
+    file = tmp_path / "new" / "tuning-1.json"
+    with caplog.at_level(logging.WARNING, "quire"):
+        assert tuning.apply(fakes, file, fakes.probes) == "a=2"
+    assert "tuned after" in caplog.text
+    assert json.loads(file.read_text())["choices"] == {"a": 2}
+    assert not list(file.parent.glob("*.part"))
+    fakes.chosen.clear()
+    caplog.clear()
+    assert tuning.apply(fakes, file, pytest.fail) == "a=2"
+    assert fakes.chosen == {"a": 2}
+    assert not caplog.records
+
+
+WRONG = ("1", '{"a": 3}', '{"b": 2}', '{"a": true}')
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", *(f'{{"choices": {choices}}}' for choices in WRONG)])
+def test_a_file_that_does_not_fit_is_not_used(fakes, tmp_path, caplog, text):
+    file = tmp_path / "tuning-1.json"
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING, "quire"):
+        assert tuning.read(file, fakes) is None
+    assert len(caplog.records) == 1
+    assert fakes.chosen == {"a": 1}
+    assert tuning.apply(fakes, file, fakes.probes) == "a=2"
+    assert tuning.read(file, fakes) == {"a": 2}
+
+
+def test_while_another_process_measures_the_defaults_serve(fakes, tmp_path, caplog):
+    file = tmp_path / "tuning-1.json"
+    with file.with_suffix(".lock").open("w") as lock:
+        tuning.fcntl.flock(lock, tuning.fcntl.LOCK_EX)
+        assert tuning.apply(fakes, file, pytest.fail) == "defaults"
+    assert fakes.chosen == {"a": 1}
+    assert not file.exists()
+
+
+def test_it_can_be_repeated(fakes, tmp_path):
+    file = tmp_path / "tuning-1.json"
+    file.write_text('{"choices": {"a": 1}}')
+    assert tuning.apply(fakes, file, pytest.fail) == "defaults"
+    assert tuning.apply(fakes, file, fakes.probes, is_again=True) == "a=2"
+
+
+def test_a_switch_that_there_is_not(monkeypatch):
+    monkeypatch.setattr(library, "_is_decided", False)
+    monkeypatch.setenv("QUIRE_CPU_TUNING", "maybe")
+    with pytest.raises(OptionError, match="QUIRE_CPU_TUNING=maybe: must be auto, again or off"):
+        cpu.load()
+
+
+def test_another_processor_has_another_file(monkeypatch, tmp_path):
+    here = tuning.file_of(tmp_path / "kernels-1.so", "avx2")
+    assert here == tuning.file_of(tmp_path / "kernels-1.so", "avx2")
+    assert here != tuning.file_of(tmp_path / "kernels-2.so", "avx2")
+    assert here != tuning.file_of(tmp_path / "kernels-1.so", "neon")
+    monkeypatch.setattr(tuning, "processor", lambda: "another one")
+    assert here != tuning.file_of(tmp_path / "kernels-1.so", "avx2")
+
+
+def test_a_process_tunes_once(knobs, tmp_path):
+    """In processes of their own, with the real kernels and little time."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache" / os.path.basename(cpu.statistics()["path"])).symlink_to(cpu.statistics()["path"])
+    program = """
+import logging
+logging.basicConfig(level=logging.WARNING)
+from quire.worker.kernels import cpu
+from quire.worker.kernels.cpu import tuning
+tuning.SECONDS = 0.5
+assert cpu.load()
+print(cpu.statistics()["tuning"])
+"""
+    environment = {
+        **os.environ,
+        "QUIRE_CPU_TUNING": "auto",
+        "QUIRE_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    runs = [
+        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert "tuned after" in runs[0].stderr
+    assert runs[1].stderr == ""
+    assert runs[0].stdout == runs[1].stdout != ""
