@@ -105,11 +105,14 @@ def test_request_ids(run, served):
             response = await server.chat()
             assert response.headers["x-request-id"].startswith("req_")
             for value in ODD_IDS:
-                response = await server.http.get("/health", headers=[("x-request-id", value)])
+                response = await server.http.get("/v1/models", headers=[("x-request-id", value)])
                 assert response.headers["x-request-id"].startswith("req_"), value
             for path in ("/health", "/nowhere"):
                 response = await server.http.get(path, headers={"x-request-id": "My-1._"})
                 assert response.headers.get_list("x-request-id") == ["My-1._"]
+            assert "x-request-id" not in (await server.http.get("/health")).headers
+        async with served(enable_request_id_headers=True) as server:
+            assert (await server.http.get("/health")).headers["x-request-id"].startswith("req_")
 
     run(main())
 

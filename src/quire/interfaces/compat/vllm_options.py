@@ -146,7 +146,6 @@ OPTIONS: tuple[VllmOption, ...] = (
     *_nothing("it is said by log_level", "uvicorn_log_level"),
     *_switches("any engine can sleep: /sleep, sleep() of quire.vllm.LLM", "enable_sleep_mode"),
     *_switches("usage always has them", "enable_prompt_tokens_details", only=_ON),
-    *_switches("every answer has the header x-request-id", "enable_request_id_headers"),
     *_switches("GET /load, /metrics and /v1/observe have the load", "enable_server_load_tracking"),
     *_switches("with tool_choice none the prompt has no tools", "exclude_tools_when_tool_choice_none", only=_ON),
     *_nothing("the marks of thoughts are those of reasoning_parser", "reasoning_config"),

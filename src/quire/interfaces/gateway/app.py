@@ -77,7 +77,14 @@ def create_app(
     settings = services or ServiceSettings.of(options)
     beside = parts["services"] = Services(parts, callers, settings, storage or StorageSettings(IN_MEMORY))
     serving.listeners.append(beside.serve)
-    app = application(families, parts, KeyedDoor(doors.main, callers), options.allowed_origins, options.root_path)
+    app = application(
+        families,
+        parts,
+        KeyedDoor(doors.main, callers),
+        options.allowed_origins,
+        options.root_path,
+        identifies_probes=options.enable_request_id_headers,
+    )
     app.state.admin_app = None
     if doors.admin is not None:
         admin_families = (*ALSO_FOR_ADMINS, *_ADMIN_FAMILIES)

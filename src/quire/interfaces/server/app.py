@@ -76,7 +76,14 @@ def create_app(
     options = options or ServerOptions()
     parts = parts_of(options, tracing)
     door = OpenDoor(EverybodyMayEnter(options.max_queue_seconds, options.max_request_seconds))
-    app = application(FAMILIES, parts, door, options.allowed_origins, options.root_path)
+    app = application(
+        FAMILIES,
+        parts,
+        door,
+        options.allowed_origins,
+        options.root_path,
+        identifies_probes=options.enable_request_id_headers,
+    )
     if engine is not None:
         parts["serving"].attach(engine)
     return app
@@ -88,6 +95,8 @@ def application(
     door: Door,
     allowed_origins: Sequence[str] = (),
     root_path: str | None = None,
+    *,
+    identifies_probes: bool = False,
 ) -> FastAPI:
     """The endpoints of one port, behind a gate. Without an engine all is answered 503 until `Serving.attach`."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
@@ -116,6 +125,7 @@ def application(
         tracing=parts["tracing"],
         door=door,
         allowed_origins=allowed_origins,
+        identifies_probes=identifies_probes,
     )
     if allowed_origins:
         from starlette.middleware.cors import CORSMiddleware

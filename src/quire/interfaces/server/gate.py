@@ -60,6 +60,8 @@ class Gate:
         tracing: Tracing | None,
         door: Door,
         allowed_origins: Sequence[str] = (),
+        *,
+        identifies_probes: bool = False,
     ) -> None:
         self._app = app
         self._serving = serving
@@ -68,14 +70,18 @@ class Gate:
         self._tracing = tracing
         self._door = door
         self._allowed_origins = frozenset(allowed_origins)
+        self._identifies_probes = identifies_probes
         self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        request_id = _request_id(scope["headers"])
+        own_id = _id_of_client(scope["headers"])
+        request_id = own_id or new_request_id().encode()
         is_socket = scope["type"] == "websocket"
-        response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
+        response = _SocketResponse(send) if is_socket else _Response(send)
+        if own_id or self._identifies_probes or scope["path"] not in PUBLIC_PATHS:
+            response.headers.append((b"x-request-id", request_id))
         dialect = dialect_of(scope["path"])
         if dialect is not None and dialect.request_id_header is not None:
             response.headers.append((dialect.request_id_header, request_id))
@@ -168,11 +174,11 @@ class Gate:
 
 
 class _Response:
-    """Adds the request's id to the head, and remembers the status."""
+    """Adds headers to the head, and remembers the status."""
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self.headers = [(b"x-request-id", request_id)]
+        self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
@@ -231,9 +237,6 @@ def headers_too_large() -> ApiError:
     return ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
 
 
-def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The client's own, if it can stand in a log line; it names nothing inside the engine."""
-    for name, value in headers:
-        if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
-            return value
-    return new_request_id().encode()
+def _id_of_client(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Its own, if it can stand in a log line, else empty; it names nothing inside the engine."""
+    return next((value for name, value in headers if name == b"x-request-id" and _CLIENT_ID.fullmatch(value)), b"")

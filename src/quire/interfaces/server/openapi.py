@@ -27,7 +27,7 @@ from quire.version import __version__
 router = APIRouter()
 _REF = "#/components/schemas/{name}"
 _REQUEST_ID = {
-    "description": "the client's own x-request-id, or a new one",
+    "description": "the client's own x-request-id, or a new one, which answers to probes may leave out",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
 }
 # Any request may meet these: headers too large, our own fault, starting or stopping.

@@ -181,6 +181,10 @@ class ServerOptions:
         OWN_PREFIX, "of the names of metrics; vllm: gives those that mean the same the names of vLLM",
         section="observability", choices=PREFIXES,
     )  # fmt: skip
+    enable_request_id_headers: bool = option(
+        False, "answers to probes (/health, /ping, /version) bear the header x-request-id, too, as all others do",
+        section="observability",
+    )  # fmt: skip
     otlp_endpoint: str | None = option(
         None, "address of an OpenTelemetry collector that takes traces over HTTP, such as http://127.0.0.1:4318",
         section="observability",
