@@ -95,6 +95,9 @@ def test_prompt_logprobs_are_vllms(run, served):
                     "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"},
                 },
             ]
+            for said, meant in ((True, 1), (False, None)):
+                answers = [(await server.complete("ab", prompt_logprobs=one)).json() for one in (said, meant)]
+                assert answers[0]["choices"] == answers[1]["choices"]
 
     run(main())
 

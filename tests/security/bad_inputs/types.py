@@ -46,8 +46,8 @@ _FIELDS = {
 
 
 def _allowed(name: str, value: Any) -> bool:
-    # an empty list of words forbids nothing
-    return name == "bad_words" and value == []
+    # an empty list of words forbids nothing, and one log-probability may be asked for by yes
+    return (name == "bad_words" and value == []) or (name == "prompt_logprobs" and value is True)
 
 
 CASES: list[Case] = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.interfaces.server.openai.requests import ChatRequest, TokenizeRequest
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import invalid, invalid_at_vllm
 from quire.renderer import NotBriefError, RenderedPrompt, Renderer
 from quire.renderer.fill_in_middle import middle_marks
 
@@ -40,8 +40,9 @@ class Cut:
         if length is None:
             return cls()
         if length > limit:
-            text = f"truncate_prompt_tokens={length}: the value is greater than max_model_len, {limit}."
-            raise invalid(f"{text} Please request a smaller truncation size.", "truncate_prompt_tokens")
+            # its clients compare the whole sentence
+            text = "truncate_prompt_tokens value is greater than max_model_len."
+            raise invalid_at_vllm(f"{text} Please request a smaller truncation size.", "truncate_prompt_tokens")
         if length < 1 and length != -1:
             text = "must be at least 1, or -1 for as many as the model takes"
             raise invalid(f"truncate_prompt_tokens={length}: {text}.", "truncate_prompt_tokens")

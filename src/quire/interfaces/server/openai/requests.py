@@ -93,7 +93,8 @@ class GenerationFields(SharedFields, kw_only=True):
     guided_choice: Annotated[list[str] | None, Meta(description="the same of choice")] = None
     guided_grammar: Annotated[str | None, Meta(description="the same of grammar")] = None
     prompt_logprobs: Annotated[
-        int | None, Meta(description="vLLM's: log-probabilities of the prompt's tokens; not with stream")
+        int | bool | None,
+        Meta(description="vLLM's: log-probabilities of the prompt's tokens, true is 1; not with stream"),
     ] = None
     logprob_token_ids: Annotated[
         list[int] | None,
@@ -131,6 +132,11 @@ class GenerationFields(SharedFields, kw_only=True):
     do_sample: Annotated[
         bool | None, Meta(description="continuations of beams are drawn, by seed and temperature, as in Transformers")
     ] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt_logprobs, bool):
+            # as vLLM reads it, and no asks for nothing
+            self.prompt_logprobs = 1 if self.prompt_logprobs else None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
