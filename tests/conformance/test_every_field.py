@@ -286,6 +286,16 @@ ROWS = {
         ("pooling", {}, "mean"),
         ("add_special_tokens", {}, False),
     ]),
+    "CohereEmbedRequest": ("/v2/embed", {"texts": ["dog"]}, [
+        ("model", {}, "another"),
+        ("texts", {}, ["cat"]),
+        ("inputs", {"texts": None}, [{"content": [{"type": "text", "text": "cat"}]}]),
+        ("input_type", {}, "none of them"),
+        ("embedding_types", {}, ["base64"]),
+        ("output_dimension", {}, 8),
+        ("max_tokens", {"texts": [LONG]}, 4),
+        ("truncate", {"texts": [LONG], "max_tokens": 4}, "START"),
+    ]),
     "PoolingRequest": ("/pooling", {"input": "dog"}, [
         ("model", {}, "another"),
         ("input", {}, "cat"),
@@ -337,6 +347,7 @@ ELSEWHERE = {
     ("UpdateWeightsRequest", "path"): "interfaces/server/test_weights.py::test_the_server_answers_as_the_other_model",
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
+    ("CohereEmbedRequest", "priority"): "interfaces/server/test_cohere.py::test_an_answer",
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     **{
         ("RerankRequest", name): f"{RANKINGS}::test_documents_are_ranked_as_transformers_would"

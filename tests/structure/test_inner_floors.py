@@ -25,7 +25,7 @@ FLOORS = {
         ("app",),
         ("parts",),
         ("administration",),
-        ("anthropic_messages", "llama_cpp", "observing", "ollama", "openai_responses", "openapi"),
+        ("anthropic_messages", "cohere", "llama_cpp", "observing", "ollama", "openai_responses", "openapi"),
         ("openai", "transport"),
         ("endpoint", "form", "gate"),
         ("request_body",),

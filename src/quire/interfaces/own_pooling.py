@@ -4,6 +4,7 @@
     1_Pooling/config.json    which hidden states become the vector
     2_Dense/...              a layer that the pooled vector goes through
     1_LogitScore/...         two tokens between which a model that compares two texts decides
+    config_sentence_transformers.json    what stands before a text, by what the text is for
 
 Nothing is checked at start, because most models of which this is read are asked for texts alone.
 """
@@ -104,6 +105,17 @@ def own_label_tokens(path: Path, vocab_size: int) -> list[int] | None:
     return None
 
 
+def own_prompts(path: Path) -> dict[str, str]:
+    """What stands before a text, by what the text is for."""
+    if path.is_file():
+        return {}
+    hint = "Send texts without a type (input_type), with all that is to stand before them."
+    prompts = _read(path / "config_sentence_transformers.json", dict, hint).get("prompts")
+    if not isinstance(prompts, dict):
+        return {}
+    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+
+
 def modules_of(path: Path) -> list[tuple[str, str]]:
     """(kind, folder) of the parts that the file names; a folder outside of the model's own is none."""
     found = []
@@ -162,7 +174,7 @@ def _read_dense(folder: Path) -> Dense:
         ) from error
 
 
-def _read(file: Path, kind: type[Any]) -> Any:
+def _read(file: Path, kind: type[Any], hint: str = "Give pooling=last or pooling=mean.") -> Any:
     """Empty where there is none; a broken file counts as none of its kind."""
     try:
         if not file.is_file():
@@ -170,8 +182,8 @@ def _read(file: Path, kind: type[Any]) -> Any:
         content = json.loads(read_bytes(file))
     except (OSError, ValueError, RecursionError, ModelError) as error:
         raise RequestError(
-            f"{file.name} of this model cannot be read ({type(error).__name__}), so its pooling is not known. Give "
-            "pooling=last or pooling=mean.",
+            f"{file.name} of this model cannot be read ({type(error).__name__}), so what its authors want is not "
+            f"known. {hint}",
             param="model",
         ) from error
     return content if isinstance(content, kind) else kind()

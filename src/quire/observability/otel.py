@@ -44,6 +44,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/completions/stream": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
     "/v1/classify": "classify",
     "/v1/rerank": "rerank",
     "/v1/score": "score",

@@ -105,6 +105,8 @@ EXCHANGES = [
     ("POST", "/v1/embeddings", None, {"input": ["a", "b"]}, 200),
     ("POST", "/v1/embeddings", None, {"input": "a", "encoding_format": "base64"}, 200),
     ("POST", "/v1/embeddings", None, {"input": []}, 400),
+    ("POST", "/v2/embed", None, {"texts": ["a", "b"], "embedding_types": ["float", "base64"]}, 200),
+    ("POST", "/v2/embed", None, {"texts": []}, 400),
     *(("POST", f"/v1/audio/{kind}", None, {"model": "x"}, 415) for kind in ("transcriptions", "translations")),
     ("POST", "/pooling", None, {"input": "a"}, 200),
     *(("POST", path, None, {"input": "a"}, 400) for path in ("/classify", "/v1/classify")),

@@ -20,6 +20,7 @@ _BASES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": _MESSAGES, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": _MESSAGES},
     "/v1/embeddings": {"input": "hi"},
+    "/v2/embed": {"texts": ["hi"]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/v1/sessions": {"messages": _MESSAGES},

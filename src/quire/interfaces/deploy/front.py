@@ -43,6 +43,7 @@ _ROUTES = (
     "/v1/classify",
     "/v1/rerank",
     "/v1/score",
+    "/v2/embed",
     "/v2/rerank",
     "/classify",
     "/pooling",

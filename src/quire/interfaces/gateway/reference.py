@@ -25,6 +25,7 @@ from quire.interfaces.server.administration.weights import UpdateWeightsRequest
 from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
+from quire.interfaces.server.cohere import CohereEmbedRequest
 from quire.interfaces.server.llama_cpp.fields import REFUSED as REFUSED_BY_LLAMA_CPP
 from quire.interfaces.server.llama_cpp.fields import CompletionOfLlamaCpp, InfillRequest
 from quire.interfaces.server.ollama.fields import OPTION_RULES, OllamaChatRequest, OllamaGenerateRequest, Options
@@ -61,6 +62,7 @@ def tables() -> dict[str, str]:
         "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
         "Fields of /v1/embeddings": _implemented(EmbeddingRequest, set()),
+        "Fields of /v2/embed": _implemented(CohereEmbedRequest, set()),
         "Fields of /v1/rerank": _implemented(RerankRequest, set()),
         "Fields of /v1/score": _implemented(ScoreRequest, set()),
         "Fields of /v1/classify": _implemented(ClassifyRequest, set()),

@@ -13,7 +13,7 @@ from starlette.routing import Match
 
 from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
-from quire.interfaces.server import openapi, page
+from quire.interfaces.server import cohere, openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
 from quire.interfaces.server.administration import adapters, admin, pinned_prefixes, sleeping, weights
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
@@ -53,6 +53,7 @@ FAMILIES = (
     ollama,
     llama_cpp,
     embeddings,
+    cohere,
     scoring,
     classification,
     transcriptions,

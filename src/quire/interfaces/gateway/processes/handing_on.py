@@ -35,6 +35,7 @@ _POST = frozenset({
     b"/v1/classify",
     b"/v1/rerank",
     b"/v1/score",
+    b"/v2/embed",
     b"/v2/rerank",
     b"/classify",
     b"/pooling",

@@ -208,24 +208,30 @@ class EmbeddingWork:
         self._model = model
         self._form = (body.embed_dtype, body.endianness)
 
+    @property
+    def usage(self) -> PoolingUsage:
+        return self._work.usage
+
+    async def outputs(self) -> list[EmbeddingRequestOutput]:
+        with in_words_of({"prompt": "input"}):
+            return await self._work.outputs()
+
     async def whole(self) -> EmbeddingList:
         if self._body.encoding_format in (BYTES, BYTES_ONLY):
             text = f"encoding_format={self._body.encoding_format}: only at /v1/embeddings, whose body it is."
             raise invalid(text, "encoding_format")
-        with in_words_of({"prompt": "input"}):
-            outputs = await self._work.outputs()
+        outputs = await self.outputs()
         data = []
         for index, output in enumerate(outputs):
             is_base64 = self._body.encoding_format == BASE64
             data.append(Embedding(index, encoded(output, is_base64=is_base64, form=self._form)))
             await asyncio.sleep(0)
         name = self._body.model or self._model.name
-        return EmbeddingList(data, name, self._work.usage, id=new_id("embd"), created=int(time.time()))
+        return EmbeddingList(data, name, self.usage, id=new_id("embd"), created=int(time.time()))
 
     async def binary(self) -> Response:
         """The numbers of all vectors, one after the other."""
-        with in_words_of({"prompt": "input"}):
-            outputs = await self._work.outputs()
+        outputs = await self.outputs()
         vectors = []
         for output in outputs:
             vectors.append(as_bytes(output.outputs.vector, *self._form))
@@ -247,7 +253,7 @@ class EmbeddingWork:
             start += len(vector)
         said = {"id": new_id("embd"), "created": int(time.time()), "model": self._body.model or self._model.name}
         # a header has no letters beyond ASCII, and a model's name may
-        return json.dumps({**said, "data": items, "usage": msgspec.to_builtins(self._work.usage)})
+        return json.dumps({**said, "data": items, "usage": msgspec.to_builtins(self.usage)})
 
 
 def encoded(
