@@ -12,6 +12,7 @@ from quire.errors import RequestError
 from quire.messages import DecodingSpec
 from quire.parameter_checks import Bounds, Suggesting, check_bounds, check_flags, check_token_ids, list_of, make_plain
 from quire.sampling_params import MAX_N, SamplingParams
+from quire.structured_outputs_params import StructuredOutputsParams
 
 _BOUNDS: tuple[Bounds, ...] = (
     ("beam_width", 1, MAX_N),
@@ -29,7 +30,7 @@ _FLAGS = ("ignore_eos", "skip_special_tokens", "do_sample")
 # with the meaning and the bounds that SamplingParams give them
 _AS_IN_SAMPLING = (
     "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_p", "top_k", "seed",
-    "stop_token_ids", "ignore_eos", "max_tokens", "skip_special_tokens",
+    "stop_token_ids", "ignore_eos", "max_tokens", "skip_special_tokens", "structured_outputs",
 )  # fmt: skip
 
 
@@ -46,13 +47,13 @@ class BeamSearchParams(
     `do_sample` continuations are drawn, in proportion to the probability of the whole beam and without replacement: the
     same `seed` draws the same. `num_return_sequences=None` returns all beams. With
     `num_beam_groups` above 1 the groups search one after the other, and a token that an earlier group has chosen in the
-    same step costs `diversity_penalty` (diverse beam search). `max_tokens=None` means up to the model's length.
+    same step costs `diversity_penalty` (diverse beam search). `max_tokens=None` means up to the model's length. Beams
+    follow `structured_outputs`; a form that has fewer continuations than there are beams has fewer outputs.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "n": "All beams are returned; num_return_sequences asks for fewer.",
         "num_beams": "Its name is beam_width.",
-        "structured_outputs": "A form needs SamplingParams; beams are the most probable continuations of all.",
         "stop": "Beams end at tokens: give stop_token_ids.",
         "cache_salt": 'It belongs to the prompt: {"prompt": text, "cache_salt": salt}.',
     }
@@ -76,6 +77,7 @@ class BeamSearchParams(
     top_k: int = 0
     do_sample: bool = False
     seed: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -91,7 +93,7 @@ class BeamSearchParams(
         self._check_num_outputs()
         self._check_groups()
         # their bounds are checked there
-        self.sampling_params()
+        self.structured_outputs = self.sampling_params().structured_outputs
 
     def _check_num_outputs(self) -> None:
         if self.n > self.beam_width:

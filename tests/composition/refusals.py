@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tests.composition.features import (
-    BEAMS,
     DISAGGREGATION,
     FEATURES,
-    GRAMMAR,
     LORA,
     PROMPT_LOGPROBS,
     SESSIONS,
@@ -20,8 +18,6 @@ _STATES = (
     "and nowhere else yet. Give a role (docs/disaggregation.md), or leave kv_store out."
 )
 _REFUSALS = {
-    (BEAMS, GRAMMAR): "structured_outputs: not together with beams, which are the most probable continuations as the "
-    "model sees them. Leave it out, or sample n outputs.",
     (STREAMED, PROMPT_LOGPROBS): "prompt_logprobs cannot be combined with a prompt that arrives in pieces: leave one "
     "of the two out.",
     (PROMPT_LOGPROBS, SESSIONS): "prompt_logprobs: not together with continues; what was kept is not computed again.",

@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from tests.support.beam_requests import CLOSE_CALL
 
 from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, SamplingParams
 from quire import StructuredOutputsParams as Form
@@ -21,6 +22,7 @@ from quire.structured_output import walk as walks
 from quire.structured_output.grammar import Form as CompiledForm
 from quire.structured_output.tool_calls import tool_calls_form
 from quire.structured_output.vocabulary import Vocabulary
+from quire.testing.beam_reference import BeamSettings, beam_search, logits_of_transformers
 from quire.worker.sampler.beside import BesideSteps
 
 PROMPTS = ["Give me JSON: ", "A person, as JSON:", "2+3=", "Once upon a time"]
@@ -53,14 +55,19 @@ def sampled(form, seed=1, **values):
     return greedy(form, **{"temperature": 1.0, "seed": seed, **values})
 
 
+def beams(form):
+    return BeamSearchParams(beam_width=3, max_tokens=24, structured_outputs=form)
+
+
 def jobs():
-    """Prompts and parameters: every form, greedy and sampled, alone and in threes; and some without a form."""
+    """Prompts and parameters: every form, greedy, sampled and as beams; and some without a form."""
     each = [
         (prompt, params)
         for form in FORMS.values()
         for prompt in PROMPTS[:2]
         for params in (greedy(form), sampled(form, n=3), sampled(form, temperature=2.0, repetition_penalty=1.2))
     ]
+    each += [(PROMPTS[0], beams(form)) for form in FORMS.values()]
     return [*each, *[(prompt, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)) for prompt in PROMPTS]]
 
 
@@ -107,25 +114,66 @@ def test_every_output_has_its_form(llm, expected):
     assert num_complete > 30
 
 
+def tokenizer_of(llm, model):
+    tokens, special = llm.renderer.token_table(model.config.vocab_size)
+    return Vocabulary.of(tokens, special, llm.renderer.eos_token_ids).tokenizer()
+
+
+def allowed_by(matcher, vocab_size):
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return bits[:vocab_size] == 1
+
+
+def test_beams_are_those_of_a_plain_search_with_the_same_masks(llm, expected):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(embedded_path(), dtype=torch.float32)
+    tokenizer = tokenizer_of(llm, model)
+    ends = tuple(llm.renderer.eos_token_ids)
+    num_compared = 0
+    for (prompt, params), outputs in zip(jobs(), expected, strict=True):
+        if not isinstance(params, BeamSearchParams):
+            continue
+        form = CompiledForm(params.structured_outputs, tokenizer)
+
+        def allowed(said, form=form):
+            matcher = form.hard.deep_copy()
+            assert matcher.consume_tokens(list(said))
+            return allowed_by(matcher, model.config.vocab_size)
+
+        settings = BeamSettings(params.beam_width, params.max_tokens, ends, allowed=allowed)
+        found = beam_search(logits_of_transformers(model), llm.renderer.encode(prompt), settings)
+        if found.margin > CLOSE_CALL:
+            num_compared += 1
+            assert outputs == [(one.tokens, one.finish_reason) for one in found.hypotheses]
+    assert num_compared >= 4
+
+
+def test_a_form_with_fewer_answers_than_beams(llm):
+    params = BeamSearchParams(beam_width=16, structured_outputs=Form(regex="a"))
+    [output] = llm.beam_search(["x"], params, use_tqdm=False)
+    # one for each token that ends a text
+    assert 1 <= len(output.sequences) < 16
+    assert {one.output_text for one in output.sequences} == {"a"}
+
+
 def test_greedy_output_is_that_of_a_plain_loop_with_the_same_mask(llm, expected):
     """Transformers' logits, a mask of the library for each step, and argmax."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(embedded_path(), dtype=torch.float32)
-    tokens, special = llm.renderer.token_table(model.config.vocab_size)
     ends = llm.renderer.eos_token_ids
-    tokenizer = Vocabulary.of(tokens, special, ends).tokenizer()
+    tokenizer = tokenizer_of(llm, model)
     num_compared = 0
     for (prompt, params), outputs in zip(jobs(), expected, strict=True):
-        if params.structured_outputs is None or params.temperature:
+        if params.structured_outputs is None or params.temperature or isinstance(params, BeamSearchParams):
             continue
         matcher = CompiledForm(params.structured_outputs, tokenizer).hard
         ids, said = llm.renderer.encode(prompt), []
         while len(said) < params.max_tokens and not (said and said[-1] in ends):
             with torch.no_grad():
                 logits = model(torch.tensor([ids + said])).logits[0, -1]
-            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-            logits[torch.from_numpy(bits[: len(logits)] == 0)] = -torch.inf
+            logits[torch.from_numpy(~allowed_by(matcher, len(logits)))] = -torch.inf
             said.append(int(logits.argmax()))
             matcher.consume_token(said[-1])
         assert outputs[0][0] == said, params.structured_outputs
@@ -356,8 +404,8 @@ def test_what_is_refused(llm):
         llm.generate(["a", "b"], [greedy(None), greedy(Form(json={"properties": {"a": {"type": "strng"}}}))])
     assert caught.value.param == "structured_outputs"
     assert "prompt number 1" in caught.value.__notes__[0]
-    with pytest.raises(RequestError, match="there is no such parameter"):
-        BeamSearchParams(beam_width=2, structured_outputs=FORMS["choice"])
+    with pytest.raises(RequestError, match="ignore_eos: not together with structured_outputs"):
+        BeamSearchParams(beam_width=2, structured_outputs=FORMS["choice"], ignore_eos=True)
     [output] = llm.generate("a", greedy(Form(choice=["yes"]), min_tokens=30), use_tqdm=False)
     assert (output.outputs[0].finish_reason, "structured_outputs" in output.outputs[0].stop_reason) == ("error", True)
 

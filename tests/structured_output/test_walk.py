@@ -89,7 +89,12 @@ def test_what_was_followed_is_a_function_of_the_tokens(grammars):
         count = rng.randrange(len(way) + 1)
         assert mask_after(grammars, walk, way[:count]) == expected[count]
     assert expected[-1] == {END, STOP}
-    assert mask_after(grammars, walk.child(), way[:2]) == expected[2]
+    child = walk.child()
+    assert mask_after(grammars, child, way[:2]) == expected[2]
+    # it goes its own way
+    assert mask_after(grammars, child, way) == expected[-1]
+    assert walk.is_near(count)
+    assert mask_after(grammars, walk, way[:count]) == expected[count]
     other = [*way[:3], TOKENS.index(b"false")]
     assert mask_after(grammars, walk, other) == expected[4]
     assert mask_after(grammars, walk, way[:4]) == expected[4]

@@ -254,7 +254,7 @@ class AsyncLLM:
         parts = await self._started()
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
-        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        if isinstance(params, GenerationParams) and params.structured_outputs is not None:
             await parts.structured.check(self, params)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
         adapter = await parts.adapters.number_of(self, lora_request) if lora_request is not None else 0

@@ -27,8 +27,15 @@ def check_beams(params: BeamSearchParams | Sequence[BeamSearchParams]) -> None:
 def beam_search_output(output: RequestOutput, params: BeamSearchParams, renderer: Renderer) -> BeamSearchOutput:
     """The outputs of a request for beams, which come best first, each with its prompt in front."""
     prompt = output.prompt_token_ids
-    sequences = [_sequence(one, prompt, params, renderer) for one in output.outputs]
+    sequences = [_sequence(one, prompt, params, renderer) for one in _found(output.outputs)]
     return BeamSearchOutput(sequences, output.prompt, prompt)
+
+
+def _found(outputs: Sequence[CompletionOutput]) -> list[CompletionOutput]:
+    """A form may have fewer continuations than were asked for: the others are what all have in common, at most. Those
+    that ended at the greatest length are equally long."""
+    longest = max(len(one.token_ids) for one in outputs)
+    return [one for one in outputs if one.finish_reason != "length" or len(one.token_ids) == longest]
 
 
 def score_of(output: CompletionOutput, params: BeamSearchParams) -> float:

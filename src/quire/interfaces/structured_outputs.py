@@ -14,7 +14,6 @@ import msgspec
 from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
 from quire.interfaces.engine_calls import EngineCalls, control
-from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.renderer import Renderer
@@ -49,7 +48,7 @@ class StructuredOutputs:
 
     async def check(self, engine: EngineCalls, params: GenerationParams) -> None:
         """Raises RequestError for a form that is none, or that this model cannot have."""
-        if not isinstance(params, SamplingParams) or params.structured_outputs is None:
+        if getattr(params, "structured_outputs", None) is None:
             return
         # as the request will have it: the user may have set it later
         asked = params.replace().structured_outputs

@@ -69,8 +69,10 @@ class Walk:
         self._gap = 1
 
     def child(self) -> Walk:
-        """Of a fork: it follows its own tokens from the beginning."""
+        """Of a fork: it goes on from here, unless this one may just be beginning beside the steps."""
         child = Walk(self._form, self._end_ids, self.effort)
+        if self._easy is not None and self._easy.num_tokens:
+            child._easy = self._easy.copy()
         child.seconds, child._gap = self.seconds, self._gap
         child._num_hard_tokens, child._num_counted_tokens = self._num_hard_tokens, self._num_counted_tokens
         return child
@@ -144,6 +146,11 @@ class _Follower:
     @property
     def num_tokens(self) -> int:
         return len(self._tokens)
+
+    def copy(self) -> _Follower:
+        copied = _Follower(self._matcher.deep_copy(), self._end_ids)
+        copied._tokens = self._tokens
+        return copied
 
     def fill(self, tokens: Tokens, num_sure: int, mask: Words, consume: Consume) -> bool:
         """As Walk.fill."""

@@ -16,7 +16,8 @@ Diverse beam search (num_groups > 1) runs a search like that of width / num_grou
 go in order, and `diversity_penalty` times the number of beams of earlier groups that run on with a token in this step
 (rule 3, also in the last step; a group that has ended counts nothing) is taken from that token's log-probability.
 
-Penalties act on the log-probabilities of a beam, as the tokens before say, and these are not normalised again. `top_p`
+Penalties act on the log-probabilities of a beam, as the tokens before say, and these are not normalised again; a token
+that is not `allowed` has none. `top_p`
 and `top_k` then leave the likeliest continuations of each beam, at least two and one more than there are stop tokens.
 
 What accumulates: rules 1 to 5 add up penalised log-probabilities, so a penalty stays in a beam's sum for good, and the
@@ -59,6 +60,8 @@ class BeamSettings:
     frequency_penalty: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    # of what a beam has said: which tokens its form lets follow
+    allowed: Callable[[tuple[int, ...]], npt.NDArray[np.bool_]] | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -180,6 +183,8 @@ class _Group:
         values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
         for beam, row in zip(self.running, values, strict=True):
             self._penalise(row, beam.tokens)
+            if self.settings.allowed is not None:
+                row[~self.settings.allowed(beam.tokens)] = -np.inf
             row[self._excluded(row)] = -np.inf
         return values
 

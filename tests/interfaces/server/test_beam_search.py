@@ -3,7 +3,7 @@
 import pytest
 
 from quire.interfaces.server.openai.requests import GenerationFields
-from quire.interfaces.server.openai.sampling import _FOR_BEAMS, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
+from quire.interfaces.server.openai.sampling import _FOR_BEAMS, FORMS, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
 from quire.messages import DecodingSpec
 from quire.testing.fake_beams import logprob_of_tail
 
@@ -139,12 +139,6 @@ WRONG = {
     "min_p": 0.1, "stop": "x", "logit_bias": {"5": 1}, "bad_words": ["x"], "allowed_token_ids": [1], "min_tokens": 1,
     "thinking_token_budget": 5, "logits_processors": ["x"],
     "watermarking": True, "include_stop_str_in_output": True, "prompt_logprobs": 0, "logprob_token_ids": [1],
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"choice": ["a"]},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a",
-    "guided_choice": ["a"],
-    "guided_grammar": 'root ::= "a"',
 }  # fmt: skip
 
 
@@ -154,7 +148,7 @@ def test_every_field_is_for_beams_or_refused_with_them():
     # the prompt of beams is computed elsewhere as any other: tests/interfaces/deploy/test_disaggregation.py
     whatever.add("kv_transfer_params")
     whatever |= {"return_token_ids", "return_tokens_as_token_ids", "truncate_prompt_tokens", "truncation_side"}
-    known = {*NOT_WITH_BEAMS, *_FOR_BEAMS, *whatever, "n", "use_beam_search"}
+    known = {*NOT_WITH_BEAMS, *_FOR_BEAMS, *FORMS, *whatever, "n", "use_beam_search"}
     assert set(GenerationFields.__struct_fields__) == known
 
 

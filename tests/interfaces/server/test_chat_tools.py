@@ -189,7 +189,6 @@ MISTAKES = {
     "unknown": ({"type": "function", "function": {"name": "g"}}, {}, "'g' is none of the tools"),
     "no function": ({"type": "allowed_tools"}, {}, "allowed_tools"),
     "a word": ("sometimes", {}, "sometimes"),
-    "beams": ("required", {"use_beam_search": True}, "beams"),
     "a form": ("required", {"response_format": {"type": "json_object"}}, "another form"),
     "a number": (3, {}, "tool_choice=3"),
 }

@@ -45,6 +45,9 @@ def test_what_reaches_the_engine(run, served, endpoint):
                 response = await getattr(server, endpoint)(**fields)
                 assert response.status_code == 200, response.text
                 assert server.requests()[-1].sampling.structured_outputs == StructuredOutputsParams(**expected)
+            beams = await getattr(server, endpoint)(guided_regex="a", use_beam_search=True, n=2)
+            assert beams.status_code == 200, beams.text
+            assert server.requests()[-1].sampling.structured_outputs == StructuredOutputsParams(regex="a")
             await getattr(server, endpoint)(response_format={"type": "text"})
             assert server.requests()[-1].sampling.structured_outputs is None
 
@@ -77,12 +80,6 @@ REFUSED = {
     "bad grammar": ({"guided_grammar": "root ::= foo"}, "guided_grammar", "guided_grammar: grammar: "),
     "no object": ({"response_format": "json"}, "response_format", ""),
     "with ignore_eos": ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "not together"),
-    "with beams": ({"guided_regex": "a", "use_beam_search": True}, "guided_regex", "not with use_beam_search=true"),
-    "format with beams": (
-        {"response_format": {"type": "json_object"}, "use_beam_search": True},
-        "response_format",
-        "not with use_beam_search=true",
-    ),
     "a backend": ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "one backend"),
 }
 

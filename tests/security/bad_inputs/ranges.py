@@ -41,7 +41,7 @@ CASES: list[Case] = [
     completion("seed too large", seed=2**70),
     completion("beams with a share above one", use_beam_search=True, n=2, top_p=1.5),
     completion("beams with a stop string", use_beam_search=True, n=2, stop=["a"]),
-    completion("beams with a form", use_beam_search=True, n=2, guided_regex="a"),
+    completion("beams with a form that is none", use_beam_search=True, n=2, guided_regex="("),
     completion("beams with bias", use_beam_search=True, n=2, logit_bias={"5": 1}),
     completion("beams with a seed too large", use_beam_search=True, n=2, seed=2**70),
     completion("length_penalty without beams", length_penalty=2.0),

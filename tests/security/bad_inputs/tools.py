@@ -66,5 +66,4 @@ CASES: list[Case] = [
       for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}})),
     *(chat(f"enforced, {name}", tools=_with(schema), tool_choice="required") for name, schema in _SCHEMAS.items()),
     chat("enforced, and a form", tools=[_tool()], tool_choice="required", response_format={"type": "json_object"}),
-    chat("enforced, and beams", tools=[_tool()], tool_choice="required", use_beam_search=True, n=2),
 ]  # fmt: skip

@@ -22,7 +22,6 @@ from quire.sampling_params import SamplingParams
 
 _PLAIN = SamplingParams()
 _WITHOUT_EFFECT = (
-    "structured_outputs",
     "logits_processors",
     "logit_bias",
     "allowed_token_ids",

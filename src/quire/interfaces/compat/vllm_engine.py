@@ -139,7 +139,8 @@ class LLM(our.LLM):
 
     def beam_search(self, prompts: Any, params: Any, **options: Any) -> list[BeamSearchOutput]:
         """The token that ends a text is not among its tokens, as in vLLM."""
-        outputs = super().beam_search(prompts, params, **options)
+        given = [_with_forms(one, self._forms) for one in params] if isinstance(params, list | tuple) else params
+        outputs = super().beam_search(prompts, _with_forms(given, self._forms), **options)
         for beam in (one for output in outputs for one in output.sequences):
             if beam.finish_reason == "stop" and beam.tokens[-1] in self.renderer.eos_token_ids:
                 del beam.tokens[-1]

@@ -1,22 +1,22 @@
 """The best next tokens of rows whose tokens the core chooses (beam search, 3.4.4): ids and log-probabilities.
 
-The whole row is normalised, float32 logits over temperature. Then penalties act on the log-probabilities, which are not
-normalised again: so it is in Transformers, and so what a token costs does not depend on the others. The best come out
-in the one order of tokens (`kernels/reference/order.py`): log-probability falling, token id rising. A row's candidates
-depend on its own logits and tokens alone, bit for bit. Called by Sampler.
+The whole row is normalised, float32 logits over temperature. Then penalties and forms act on the log-probabilities,
+which are not normalised again: so it is in Transformers, and so what a token costs does not depend on the others. The
+best come out in the one order of tokens (`kernels/reference/order.py`): log-probability falling, token id rising. A
+row's candidates depend on its own logits and tokens alone, bit for bit. Called by Sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.messages import Candidates, IntArray
+from quire.messages import NO_INTS, Candidates, IntArray
 from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler.choose import rows_in_slice
 from quire.worker.sampler.reading import NOT_FINITE, Sampled
@@ -35,12 +35,24 @@ class CandidateReading:
     counts_n: IntArray
     # with what all probabilities of a row come to
     tensors: tuple[Tensor, ...]
+    # of these rows, those that get theirs later
+    late: IntArray = field(default_factory=lambda: NO_INTS)
+    # why a row has nothing to choose from, where a processor knows
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
     def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
         columns = (array.tolist() for array in arrays)
+        late = set(self.late.tolist())
+        sampled.be_late(self.late)
         for row, count, ids, values, total in zip(self.rows_n.tolist(), self.counts_n.tolist(), *columns, strict=True):
+            if row in late:
+                continue
             if np.isfinite(values[0]):
-                sampled.output.candidates[row] = Candidates(ids[:count], values[:count], total)
+                # what a form excludes stands at the end
+                num_left = next((place for place, value in enumerate(values[:count]) if value == -np.inf), count)
+                sampled.output.candidates[row] = Candidates(ids[:num_left], values[:num_left], total)
+            elif values[0] == -np.inf and row in self.reasons:
+                sampled.fail(row, self.reasons[row])
             else:
                 sampled.fail(row, NOT_FINITE, is_not_finite=True)
 
@@ -53,7 +65,7 @@ def read_candidates(
     penalise: Callable[[Tensor, slice], None] | None = None,
 ) -> CandidateReading:
     """Rows with a count above 0, at least one. A temperature of 0 leaves logits as they are. `penalise` changes the
-    log-probabilities of some of these rows, where any has penalties."""
+    log-probabilities of some of these rows, where any has penalties or a form."""
     count = min(int(counts_n.max()), logits_nV.shape[1])
     divisor_n = np.where(temperature_n > 0, temperature_n, np.float32(1))
     # in slices: what is needed beside the logits does not grow with the number of rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from quire.messages import NO_INTS, IntArray, StepOutput
@@ -28,6 +29,11 @@ class Sampled:
         self.lengths: IntArray = NO_INTS
         # rows that computed what they had and get their token later: nothing of them counts
         self.late: IntArray = NO_INTS
+
+    def be_late(self, rows: IntArray) -> None:
+        if len(rows):
+            self.late = np.concatenate([self.late, rows])
+            self.output.counts["num_late_rows"] = len(self.late)
 
     def fail(self, row: int, reason: str, *, is_not_finite: bool = False) -> None:
         """The row gets nothing of this step. Unless the numbers were not finite, its request is to blame: the engine

@@ -11,6 +11,7 @@ with what this returns. A row whose logits are unusable fails alone and gets no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -161,7 +162,9 @@ class Sampler(StepMember):
             if plan.asked_processors:
                 lengths_n = plan.asked.of(batch.lengths_N)
                 penalise = partial(_penalise, plan.asked_processors, rows_n, lengths_n)
-            yield read_candidates(logits_nV, rows_n, plan.num_candidates_n, self.settings.temperature[rows_n], penalise)
+            temperature_n = self.settings.temperature[rows_n]
+            found = read_candidates(logits_nV, rows_n, plan.num_candidates_n, temperature_n, penalise)
+            yield replace(found, late=self._late_among(rows_n), reasons=self._reasons)
         lengths_N = plan.sampled.of(batch.lengths_N)
         logits_NV = plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
@@ -259,9 +262,7 @@ class ChosenTokens:
             rows_N = rows_N[is_kept]
             lengths_N = lengths_N[is_kept]
             token_ids = token_ids[is_kept]
-        if len(self._late):
-            sampled.late = self._late
-            sampled.output.counts["num_late_rows"] = len(self._late)
+        sampled.be_late(self._late)
         sampled.lengths = lengths_N
         sampled.output.rows = rows_N
         sampled.output.token_ids = token_ids

@@ -127,7 +127,7 @@ def _answer_formats(
     formats = renderer.output_formats
     if formats.reasoning is None and not choice.tools:
         return None
-    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+    if params.structured_outputs is not None:
         # a form leaves no room for thoughts, nor for calls unless it is made of them
         formats = OutputFormats(tool=formats.tool if choice.must_call else None)
     return formats.answers(

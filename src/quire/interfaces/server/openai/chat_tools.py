@@ -13,7 +13,6 @@ import msgspec
 from quire.beam_search_params import GenerationParams
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.renderer.output_formats import OutputFormats
-from quire.sampling_params import SamplingParams
 from quire.structured_output.tool_calls import tool_calls_form
 
 MAX_TOOLS = 128
@@ -87,11 +86,9 @@ def _check_tool(tool: dict[str, Any], where: str, names: set[str]) -> None:
 
 def with_call_enforced(
     params: GenerationParams, choice: ToolChoice, formats: OutputFormats, *, parallel_calls: bool
-) -> SamplingParams:
+) -> GenerationParams:
     """The same parameters for an answer that is nothing but calls: structured output lets nothing else through."""
     assert choice.tools is not None
-    if not isinstance(params, SamplingParams):
-        raise _cannot("beams are not bound to a form. Leave out use_beam_search")
     if params.structured_outputs is not None:
         raise _cannot("the answer has another form already. Leave out response_format or tool_choice")
     if formats.tool is None:

@@ -58,12 +58,6 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "logprob_token_ids": (),
     "watermarking": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 # The same without it.
 ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
@@ -184,7 +178,7 @@ def _has_no_effect(name: str, value: Any, *, is_beams: bool) -> ApiError:
     shown = repr(value)
     said = f"{name}={shown if len(shown) <= 60 else '...'}"
     if is_beams:
-        why = "it has no effect on beams, of which none is forbidden or has a form"
+        why = "it has no effect on beams, of which none is forbidden but by a form"
         return invalid(f"{said}: not with use_beam_search=true; {why}. Leave it out, or sample.", name)
     return invalid(f"{said}: only with use_beam_search=true; nothing of the kind is searched here. Leave it out.", name)
 
@@ -200,7 +194,8 @@ def _beam_params(fields: GenerationFields, defaults: dict[str, Any], decided: di
         raise invalid("logprobs: not with echo and use_beam_search=true; beams do not score their prompt.", "logprobs")
     width = 1 if fields.n is None else fields.n
     try:
-        return BeamSearchParams(**{**values, **decided, "beam_width": width})
+        values |= {**decided, "beam_width": width, "structured_outputs": _structured_outputs_of(fields)}
+        return BeamSearchParams(**values)
     except RequestError as error:
         raise renamed(error, BEAM_NAMES) from None
 

@@ -38,7 +38,7 @@ def built_in_processors(
     beside = beside or BesideSteps(num_rows)
     reasons = {} if reasons is None else reasons
     structured = StructuredOutput(table, grammars or Grammars(), beside, reasons)
-    forms = ByRow(structured, num_rows, "sampling.structured_outputs")
+    forms = ByRow(structured, num_rows, "sampling.structured_outputs", holds_for_beams=True)
     beside.users = forms.rows
     new_budget = CallBudget if beside.is_alone else EqualBudget
     heard = (
