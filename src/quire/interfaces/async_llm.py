@@ -521,7 +521,8 @@ class AsyncLLM:
         """`Renderer.render_prompt` beside the event loop; images and videos are fetched from where it is allowed."""
         render = partial(self.renderer.render_prompt, chat, **options)
         sources = self.renderer.media_sources(chat)
-        return await (self._images.call(render, sources) if sources else self._text_threads.call(render))
+        is_long = bool(sources) or self.renderer.has_vectors(chat)
+        return await (self._images.call(render, sources) if is_long else self._text_threads.call(render))
 
     async def hear(self, sound: Any, where: str = "sound", rendering: ImageRendering | None = None) -> Sound:
         """What the model would hear of a sound, of which errors speak as `where`: encoded bytes, samples at 16 kHz, or

@@ -16,7 +16,7 @@ from quire.errors import RequestError
 
 Message = dict[str, Any]
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
-# One name for what a model thought; templates read the first, gpt-oss reads `thinking`.
+# One name for what a model thought; templates read the first, gpt-oss reads `thinking`, a few the last.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _TEXTS = ("name", "tool_call_id", "refusal")
 # What clients put beside a text, in a message or in a part of one. Left out in silence the answer would be another one.
@@ -43,6 +43,8 @@ class Dialect:
     knows_any_role: bool = False
     # it asks whether a content is none; in others that would be printed
     knows_none: bool = False
+    # thoughts have this name there, and no other
+    reads_reasoning: bool = False
     # it writes a call's arguments down as they come, so they must be JSON already
     joins_arguments: bool = False
     # {"type": "image"} stands where an image was, or "video"; the template writes their marks
@@ -86,7 +88,7 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
         message["content"] = _content(content, where, dialect)
     if message.get("tool_calls") is not None:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls", dialect)
-    return _with_reasoning(message)
+    return _with_reasoning(message, dialect)
 
 
 def _says_something(message: Message) -> bool:
@@ -185,6 +187,9 @@ def _tool_call(call: Any, where: str, dialect: Dialect) -> Message:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _with_reasoning(message: Message) -> Message:
+def _with_reasoning(message: Message, dialect: Dialect) -> Message:
     thought = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
-    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+    if thought is None:
+        return message
+    named = {"thinking": thought, **message, "reasoning_content": thought}
+    return {**named, "reasoning": thought} if dialect.reads_reasoning else named

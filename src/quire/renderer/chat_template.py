@@ -29,6 +29,7 @@ _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
 )
 # It tests for none, or writes whole messages down.
+_READS_REASONING = re.compile(r"\breasoning\b")
 _READS_NONE = re.compile(r"\bnone\b|\bmessages?\s*\|\s*tojson")
 _END_OF_FINAL = "\ue000end of the final message\ue000"
 # roles of the two texts that a model compares
@@ -274,6 +275,7 @@ def dialect_of(text: str) -> Dialect:
         knows_any_role=_writes_roles(tree) or pairs_texts(text),
         knows_none=_READS_NONE.search(text) is not None,
         joins_arguments=_joins_arguments(tree),
+        reads_reasoning=_READS_REASONING.search(text) is not None and "reasoning_content" not in text,
     )
 
 

@@ -27,7 +27,7 @@ class Quoting:
         self._pattern = _pattern_of(frozenset(mark for mark in marks if len(mark) > 1))
         self.cut = ""
         if self._pattern is not None and any(_holds(self._pattern, part) for part in parts):
-            self.cut = _unused(parts)
+            self.cut = unused_letter(parts)
 
     def quote(self, value: Any) -> Any:
         """The same value; every mark in its texts is cut."""
@@ -76,7 +76,7 @@ def _holds(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.search(value) is not None
 
 
-def _unused(parts: Any) -> str:
+def unused_letter(parts: Any) -> str:
     """A letter of private use that occurs nowhere in what a client wrote."""
     used = {letter for text in _texts(parts) for letter in text if _FIRST_PRIVATE <= ord(letter) <= _LAST_PRIVATE}
     for code in range(_FIRST, _LAST_PRIVATE + 1):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
@@ -27,12 +29,15 @@ from quire.renderer.stop_strings import StopMatcher
 from quire.renderer.text_decoder import SilentDecoder, TextDecoder
 from quire.renderer.text_stream import TextStream
 from quire.renderer.tokenizer import Tokenizer
+from quire.renderer.vector_parts import VectorParts, has_vectors, take_vectors
 from quire.sampling_params import SamplingParams
 from quire.thought_marks import ThoughtMarks
 
 Chat = Sequence[Mapping[str, Any]]
 # Tokenised in a few milliseconds.
 _MOST_BRIEF_CHARACTERS = 16_000
+# of a part of a chat, where nobody says how many tokens a model takes
+_MOST_VECTORS = 2**20
 
 
 @dataclass(slots=True)
@@ -180,6 +185,11 @@ class Renderer:
         self._images.check_limits(sources)
         return sources.all
 
+    @staticmethod
+    def has_vectors(chat: str | Chat) -> bool:
+        """Whether parts of it stand in the place of tokens."""
+        return not isinstance(chat, str) and has_vectors(chat)
+
     # ------------------------------------------------------------------------------------------ to tokens
 
     def render_prompt(
@@ -211,12 +221,19 @@ class Renderer:
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
-        if is_brief and not tokenizer.is_known:
+        if is_brief and (chat_template is not None or not tokenizer.is_known):
             raise NotBriefError
+        vectors = None
+        if self.has_vectors(chat):
+            vectors = take_vectors(chat)
+            chat = vectors.chat
         sources = placed(images, videos)
         if self._images is not None and not isinstance(chat, str):
             chat, sources = take_media(chat)
-        if sources.all and is_brief:
+        if vectors is not None and sources.all:
+            reason = "messages: images and videos do not go together with prompt_embeds. Send one of them."
+            raise RequestError(reason, param=param)
+        if (sources.all or vectors is not None) and is_brief:
             raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
@@ -236,11 +253,17 @@ class Renderer:
         media = self._opened(sources, fetched)
         if media is not None:
             pieces = media.set_apart(pieces, tokenizer)
-        text = "".join(pieces)
+        text = "".join(pieces) if vectors is None else vectors.text_of(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
+        if vectors is not None:
+            if add_special_tokens:
+                raise RequestError(
+                    "add_special_tokens: not with prompt_embeds. Leave it out.", param="add_special_tokens"
+                )
+            return self._with_vectors(vectors, pieces, text, tokenizer, max_tokens)
         token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
         return self._with_media(RenderedPrompt(token_ids, text=text), media, max_tokens, sound)
 
@@ -276,6 +299,20 @@ class Renderer:
         if self._images is None:
             raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
         return self._images.open(sources.fetched(fetched))
+
+    def _with_vectors(
+        self, vectors: VectorParts, pieces: list[str], text: str, tokenizer: Tokenizer, max_tokens: int | None
+    ) -> RenderedPrompt:
+        encode = partial(tokenizer.encode_pieces, add_special_tokens=False)
+        prompt = RenderedPrompt([], text=text)
+        for part in vectors.placed(pieces, encode, tokenizer.encode_continuation):
+            if isinstance(part, int):
+                given, where = vectors.given[part]
+                [media] = self.render_vectors(given, _MOST_VECTORS if max_tokens is None else max_tokens, where).media
+                prompt.media.append(replace(media, start=len(prompt.token_ids)))
+                part = [PLACEHOLDER] * media.length
+            prompt.token_ids += part
+        return prompt
 
     def _with_media(
         self, prompt: RenderedPrompt, opened: OpenedMedia | None, max_tokens: int | None, sound: Any
@@ -450,7 +487,7 @@ class Renderer:
         return self._tokenizer
 
     def _templates_of(self, asked: str) -> ChatTemplates:
-        """For a caller in this process: no request brings a template."""
+        """For a caller in this process, or for a request that may bring one."""
         special = self._needed_tokenizer("messages").special
         return ChatTemplates({"default": asked_template(asked)}, special, origin="the argument chat_template")
 

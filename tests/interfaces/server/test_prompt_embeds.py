@@ -11,6 +11,8 @@ from tests.interfaces.test_prompt_embeds import TABLE, TOKENS
 from tests.support.server_process import ServerProcess
 
 OPTIONS = ["--port", "0", "--max-model-len", "128", "--enable-prompt-embeds", "--num-threads", "1"]
+OPTIONS += ["--trust-request-chat-template"]
+THOUGHTS = "{% for m in messages %}{{ m.role }}[{{ m.reasoning }}]{{ m.content }};{% endfor %}"
 
 
 def encoded(tensor: torch.Tensor) -> str:
@@ -94,3 +96,78 @@ def test_a_chat_takes_none(url):
         url + "/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "prompt_embeds": FIRST}
     )
     assert "prompts of /v1/completions" in answer.json()["error"]["message"]
+
+
+def part(url, text):
+    """A text as the vectors of its tokens."""
+    root = url.removesuffix("/v1")
+    answer = httpx.post(root + "/tokenize", json={"prompt": text, "add_special_tokens": False}, timeout=60)
+    return {"type": "prompt_embeds", "data": encoded(TABLE[answer.json()["tokens"]])}
+
+
+def chat(client, messages, **fields):
+    return client.chat.completions.create(
+        model="embedded", messages=messages, max_tokens=8, temperature=0, logprobs=True, **fields
+    )
+
+
+@pytest.mark.parametrize("texts", [["a dog", "and", "a cat"], ["a dog"]])
+def test_parts_of_a_chat(client, url, texts):
+    """Texts, every second of them as vectors, in each of two messages."""
+    of_text = [{"type": "text", "text": text} for text in texts]
+    mixed = [part(url, text) if number % 2 == 0 else of_text[number] for number, text in enumerate(texts)]
+    expected, found = (
+        chat(client, [{"role": "system", "content": parts}, {"role": "user", "content": parts}])
+        for parts in (of_text, mixed)
+    )
+    assert found.choices == expected.choices
+    assert found.usage == expected.usage
+    streamed = chat(client, [{"role": "system", "content": mixed}, {"role": "user", "content": mixed}], stream=True)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert said == expected.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_that_are_vectors(client, url, name):
+    def asked(thought):
+        messages = [{"role": "assistant", "content": "So", name: thought}, {"role": "user", "content": "Go on"}]
+        return chat(client, messages, extra_body={"chat_template": THOUGHTS})
+
+    assert asked(part(url, "a thought")).choices == asked("a thought").choices
+
+
+BAD_PARTS = [
+    ({"type": "prompt_embeds"}, {}, "messages[0].content[0].data: this field is required"),
+    ({"type": "prompt_embeds", "data": "not base64!"}, {}, "messages[0].content[0].data: must be base64"),
+    ({"type": "prompt_embeds", "data": 3}, {}, "messages[0].content[0].data"),
+    ({"type": "prompt_embeds", "data": FIRST}, {"add_special_tokens": True}, "add_special_tokens: not with"),
+    ({"type": "prompt_embeds", "data": FIRST}, {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens: not with"),
+    ({"type": "prompt_embeds", "data": FIRST}, {"prompt_logprobs": True}, "prompt_logprobs: not compatible"),
+    ({"type": "prompt_embeds", "data": FIRST}, {"chat_template": "{{ 1 }}"}, "does not write each of the 1"),
+    (
+        {"type": "prompt_embeds", "data": FIRST},
+        {"chat_template": "{{ messages[0].content }}{{ messages[0].content }}"},
+        "does not write each of the 1",
+    ),
+    ({"type": "text", "text": "x"}, {"chat_template": "/etc/passwd"}, "files are not read"),
+    ({"type": "text", "text": "x"}, {"chat_template": "{{ x"}, "chat_template"),
+    (
+        {"type": "text", "text": "x"},
+        {"chat_template": "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"},
+        "it keeps nobody waiting",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "fields", "words"), BAD_PARTS)
+def test_bad_parts_of_a_chat(url, content, fields, words):
+    body = {"messages": [{"role": "user", "content": [content]}], "max_tokens": 2, **fields}
+    answer = httpx.post(url + "/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_an_embedding_of_a_chat_takes_none(url):
+    messages = [{"role": "user", "content": [{"type": "prompt_embeds", "data": FIRST}]}]
+    answer = httpx.post(url + "/embeddings", json={"messages": messages}, timeout=60)
+    assert "leave images, videos and prompt_embeds out" in answer.json()["error"]["message"]

@@ -301,11 +301,6 @@ OPTIONS: tuple[VllmOption, ...] = (
     *_nothing("log-probabilities are those of the model's own distribution", "logprobs_mode", only=("raw_logprobs",)),
     # ---- refused
     *_refused(
-        "classes and templates of requests are not taken; start with chat_template",
-        "trust_request_chat_template",
-        takes=0,
-    ),
-    *_refused(
         "only what is in the model's files counts: write it into config.json, in a folder with links to the "
         "other files",
         "hf_overrides",

@@ -75,6 +75,10 @@ class ServerOptions:
         None, "values that the chat template sees unless a request gives others: {\"enable_thinking\": false}",
         section="requests",
     )  # fmt: skip
+    trust_request_chat_template: bool = option(
+        False, "a chat may bring its own chat_template: a program that runs in a sandbox and within bounds",
+        section="requests",
+    )  # fmt: skip
     tokenizer_info: bool = option(
         False, "GET /tokenizer_info shows the tokenizer's settings and the chat template", section="requests"
     )

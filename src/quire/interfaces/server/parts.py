@@ -68,6 +68,7 @@ def parts_of(options: ServerOptions, tracing: Tracing | None = None, role: Proce
         "services": NoServices(),
         "observed": Observed(metrics, siblings=role.siblings),
         "force_include_usage": options.force_include_usage,
+        "trusts_templates": options.trust_request_chat_template,
         "names_tokens_by_id": options.return_tokens_as_token_ids,
         "shows_times": options.enable_per_request_metrics,
         "shows_tokenizer_info": options.tokenizer_info,

@@ -46,6 +46,7 @@ _BY_BOTH: dict[str, Refused] = {
 _BY_CHATS = {
     "continue_final_message": Refused("what was said stays as it is; send a new message", (False,)),
     "add_generation_prompt": Refused("a turn brings an answer; leave it out", (True,)),
+    "chat_template": Refused("the model's own template writes the turns of a session"),
 }
 _BY_TEXTS = {
     "echo": Refused("the answer of a turn is what is new; leave it out", (False,)),

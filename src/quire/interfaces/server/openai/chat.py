@@ -47,6 +47,8 @@ async def create_chat_completion(request: Request) -> Response:
 async def _answer(body: ChatRequest, state: State) -> ChatAnswer:
     if state.force_include_usage:
         count_always(body)
+    if body.chat_template is not None:
+        _check_template(body.chat_template, is_trusted=state.trusts_templates)
     if state.names_tokens_by_id and body.return_tokens_as_token_ids is None:
         body.return_tokens_as_token_ids = True
     work = await prepare_chat(body, await state.models.named(body.model))
@@ -55,6 +57,14 @@ async def _answer(body: ChatRequest, state: State) -> ChatAnswer:
 
 
 ENDPOINT = Endpoint(ChatRequest, RULES, _answer)
+
+
+def _check_template(template: str, *, is_trusted: bool) -> None:
+    if not is_trusted:
+        text = "templates of requests are not taken; start with chat_template, or trust_request_chat_template"
+        raise invalid(f"chat_template: not supported: {text}.", "chat_template")
+    if "{{" not in template and "{%" not in template:
+        raise invalid("chat_template: must be a Jinja template itself; files are not read.", "chat_template")
 
 
 async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: str = "messages") -> Work:
@@ -92,10 +102,9 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
 async def _prompt_of(body: ChatRequest, model: ServedModel, choice: ToolChoice, cut: Cut) -> RenderedPrompt:
     """Of its messages, or the tokens that another server has made of them."""
     if (forwarded := forwarded_prompt(body, model)) is not None:
-        if model.renderer.media_sources(body.messages):
-            raise invalid(
-                "kv_transfer_params.prompt_token_ids: not with images and videos, which they do not hold.", "messages"
-            )
+        if model.renderer.media_sources(body.messages) or model.renderer.has_vectors(body.messages):
+            text = "not with images, videos and prompt_embeds, which they do not hold"
+            raise invalid(f"kv_transfer_params.prompt_token_ids: {text}.", "messages")
         return RenderedPrompt(cut.of(forwarded), text=await text_of(model, forwarded, skip_special_tokens=False))
     return await render(
         model,
@@ -105,6 +114,7 @@ async def _prompt_of(body: ChatRequest, model: ServedModel, choice: ToolChoice, 
         add_generation_prompt=opens_answer(body),
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
+        chat_template=body.chat_template,
         template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
     )
 

@@ -174,9 +174,9 @@ async def _inputs_of(body: EmbeddingRequest, model: ServedModel) -> tuple[list[s
     if body.continue_final_message and body.add_generation_prompt:
         text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         raise invalid(text, "continue_final_message")
-    if model.renderer.media_sources(body.messages):
+    if model.renderer.media_sources(body.messages) or model.renderer.has_vectors(body.messages):
         # before they are fetched and read
-        raise invalid("messages: vectors are of texts; leave images and videos out.", "messages")
+        raise invalid("messages: vectors are of texts; leave images, videos and prompt_embeds out.", "messages")
     rendered = await render(
         model,
         body.messages,

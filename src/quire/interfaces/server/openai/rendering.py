@@ -122,7 +122,8 @@ async def render(
 
 async def _rendered(model: ServedModel, chat: str | list[dict[str, Any]], options: dict[str, Any]) -> RenderedPrompt:
     renderer = model.renderer
-    if sources := renderer.media_sources(chat):
+    sources = renderer.media_sources(chat)
+    if sources or renderer.has_vectors(chat):
         return await model.images.call(partial(renderer.render_prompt, chat, **options), sources)
     if not options.get("tools") and _is_short(chat, options):
         # a short chat may become a long text, and a template may take long over it

@@ -190,6 +190,11 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: Annotated[
         bool | None, Meta(description="vLLM's: the answer goes on where the last message, the assistant's, ends")
     ] = None
+    chat_template: Annotated[
+        str | None,
+        Meta(description="vLLM's: a Jinja template in place of the model's, where the server runs with "
+             "trust_request_chat_template"),
+    ] = None  # fmt: skip
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="vLLM's: values that the chat template can see")
     ] = None

@@ -77,7 +77,6 @@ REFUSED_BY_CHAT: dict[str, Refused] = {
     "moderation": Refused("nothing is moderated here"),
     "modalities": Refused("only text is generated", (["text"],)),
     "web_search_options": Refused("the server fetches nothing"),
-    "chat_template": Refused("templates are not taken from requests; start the server with chat_template"),
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
     "prompt": Refused("it belongs to /v1/completions; use messages"),
     "prompt_embeds": Refused("vectors are prompts of /v1/completions"),
