@@ -163,6 +163,7 @@ ROWS = {
         ("add_generation_prompt", {}, False),
         ("add_special_tokens", {}, True),
         ("continue_final_message", {"messages": [SEA, {"role": "assistant", "content": "The"}]}, True),
+        ("chat_template", {}, "{{ messages }}"),
         ("chat_template_kwargs", {}, {"mood": "calm"}),
         ("reasoning_effort", {}, "low"),
         ("echo", {}, True),
