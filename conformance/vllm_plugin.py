@@ -127,6 +127,9 @@ class _LLM(quire.vllm.LLM):
     """By the names of models that the tests know."""
 
     def __init__(self, model: str, **options: Any) -> None:
+        # how many beams run at once is another thing there
+        if options.get("max_num_seqs") == 1:
+            del options["max_num_seqs"]
         super().__init__(model_folder(model), **{"num_threads": 1, "packed_weights_cache": 0, **options})
 
 

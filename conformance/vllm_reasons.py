@@ -14,7 +14,6 @@ KINDS = (REAL_MODEL, INSIDE, DECISION, NOT_BUILT)
 _THINKS = f"{REAL_MODEL}: one that thinks"
 _QUALITY = f"{REAL_MODEL}: what a larger one writes"
 _VOCABULARY = f"{REAL_MODEL}: tokens of its vocabulary are counted or named"
-_EMBEDS = f"{NOT_BUILT}: parts of a chat are text or images, not vectors"
 _LAST = f"{DECISION}: the last event has no text, as with OpenAI: programs may stop at its reason"
 _MOCKS = f"{INSIDE}: puts parts of it into the place of others"
 
@@ -48,11 +47,8 @@ REASONS: dict[str, str] = {
     "test_online::test_chat_request": _VOCABULARY,
     "test_online::test_pooling_embed": _VOCABULARY,
     "embed.test_offline": _VOCABULARY,
-    "chat_completion_with_prompt_embeds": _EMBEDS,
-    "test_prompt_logprobs_raises_error": f"{DECISION}: a number is expected, and true is none",
     "test_load_prompt_embeds": _MOCKS,
     "test_beam_search_abort": _MOCKS,
-    "test_beam_search_structured_output": f"{NOT_BUILT}: beams follow no form",
     "test_online::test_base64_embedding": _VOCABULARY,
     "test_beam_search_online": _MOCKS,
     "test_batched_chat_completions": _MOCKS,
@@ -60,9 +56,6 @@ REASONS: dict[str, str] = {
     "test_chat_streaming": _LAST,
     "test_completions_with_prompt_embeds": _LAST,
     "test_pooling_not_supported[token_embed": f"{NOT_BUILT}: numbers of each token",
-    "test_bigger_truncation_size": f"{DECISION}: the message says which number is too large, and its type is OpenAI's",
-    "test_no_request_id_header": f"{DECISION}: every answer has an id by which logs are searched",
-    "test_v2_endpoint": f"{NOT_BUILT}: Cohere's addresses",
     "test_dynamic_lora_badrequests": f"{DECISION}: an adapter that cannot be used is 400, which no client sends again",
 }
 
