@@ -1,6 +1,7 @@
 """Sounds on their way to features: files, rates, channels, bounds."""
 
 import io
+import sys
 import wave
 
 import numpy as np
@@ -104,8 +105,29 @@ def test_strangers_are_heard_in_a_process_of_its_own():
         processor.process.close()
 
 
-def test_other_files():
+@pytest.mark.parametrize("form", ["FLAC", "OGG", "MP3"])
+def test_other_files(form: str):
+    """Of two channels; MP3 begins some milliseconds late."""
     soundfile = pytest.importorskip("soundfile")
     file = io.BytesIO()
-    soundfile.write(file, tone(0.3, 22_050), 22_050, format="FLAC")
-    np.testing.assert_allclose(samples_of(file.getvalue())[200:4000], tone(0.3, 16_000)[200:4000], atol=2e-3)
+    rate = 22_050 if form == "FLAC" else 44_100
+    soundfile.write(file, np.stack([tone(1.0, rate)] * 2, axis=1), rate, format=form)
+    processor = SoundProcessor(sizes=SIZES, token_id=1)
+    try:
+        heard = processor.hear(file.getvalue(), "sound")
+    finally:
+        processor.process.close()
+    assert heard.seconds == pytest.approx(1.0, abs=0.06)
+    made = samples_of(file.getvalue())[2000:12_000]
+    spectrum = np.abs(np.fft.rfft(made * np.hanning(len(made))))
+    assert spectrum.argmax() * 16_000 / len(made) == pytest.approx(440, abs=2)
+    assert np.sqrt((made**2).mean()) == pytest.approx(0.5 / np.sqrt(2), rel=0.03)
+    if form == "FLAC":
+        np.testing.assert_allclose(made, tone(1.0, 16_000)[2000:12_000], atol=2e-3)
+
+
+@pytest.mark.parametrize("head", [b"ID3\x04\x00\x00\x00\x00\x00\x00", b"OggS\x00\x02", b"fLaC\x00\x00\x00\x22"])
+def test_without_a_decoder_its_extra_is_named(head: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(BadSoundError, match=r"only WAV is read here: pip install quire\[audio\]"):
+        samples_of(head + bytes(1000))
