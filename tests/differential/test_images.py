@@ -52,7 +52,10 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "gemma3", "qwen2_vl"])
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "gemma3", "qwen2_vl", pytest.param("qwen3_vl_moe", marks=pytest.mark.nightly)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory) -> str:
     return request.param
 
@@ -134,7 +137,7 @@ def bits_of(output) -> tuple[float, ...]:
 
 def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoint: Path, expected):
     options = options_of(LIBRARY, family)
-    if family == "qwen3_vl":
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
         with pytest.raises(ModelError, match="of models that see images it runs"):
             LLM(str(checkpoint), **options)
     if family == "gemma3":

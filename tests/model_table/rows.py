@@ -111,4 +111,4 @@ TOWERS = (
 )
 # those that listen (tests/differential/test_speech.py)
 LISTENERS = ("whisper",)
-ENCODERS = ("gemma3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+ENCODERS = ("gemma3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")

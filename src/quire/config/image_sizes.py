@@ -12,7 +12,7 @@ from typing import Any
 from quire.errors import ModelError, one_line
 
 # What is resized to whole cells, and what is brought to one size.
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _POOLED = "gemma3"
 _COLOURS = 3
 # of a square's side in patches or pixels, and of frames: published ones have up to 16

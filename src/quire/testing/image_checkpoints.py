@@ -52,7 +52,14 @@ _VISION: dict[str, dict[str, Any]] = {
         "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2],
     },
 }  # fmt: skip
-_MORE_TEXT: dict[str, dict[str, Any]] = {"qwen3_vl": {"head_dim": 16, "num_hidden_layers": 6}}
+_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
+_MORE_TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"head_dim": 16, "num_hidden_layers": 6},
+    "qwen3_vl_moe": {
+        "head_dim": 16, "num_hidden_layers": 6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
+}  # fmt: skip
 # This model's processor opens an image where the others stand for it.
 GEMMA = "gemma3"
 _GEMMA_TEXT: dict[str, Any] = {
@@ -72,6 +79,7 @@ _NUMBERS: dict[str, dict[str, Any]] = {
         "image_std": [0.5] * 3,
     },
 }  # fmt: skip
+_NUMBERS["qwen3_vl_moe"] = _NUMBERS["qwen3_vl"]
 
 
 def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Path:

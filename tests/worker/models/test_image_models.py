@@ -27,11 +27,13 @@ from quire.worker.model_loader import load_model
 from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from quire.worker.models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
 
 _ATOL = 2e-4
 CLASSES = {
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
     "gemma3": Gemma3ForConditionalGeneration,
 }
 _IMAGE = IMAGE_TOKEN_ID
@@ -202,6 +204,28 @@ def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any, 
     logits = []
     for one in (model, load_model(worker_config(folder))):
         harness = ImageHarness(one)
+        harness.admit(0, media)
+        logits.append(harness.run(0, tokens))
+    assert torch.equal(*logits)
+
+
+def test_experts_as_they_are_published(tmp_path: Path) -> None:
+    """One tensor a layer, [experts, inputs, outputs]."""
+    from safetensors.torch import load_file, save_file
+
+    path = make_image_checkpoint(tmp_path / "new", "qwen3_vl_moe")
+    folder = tmp_path / "old"
+    shutil.copytree(path, folder)
+    weights = load_file(path / "model.safetensors")
+    assert sum(".experts." in name for name in weights) == 10
+    turned = {
+        name: weight.transpose(1, 2).contiguous() if ".experts." in name else weight for name, weight in weights.items()
+    }
+    save_file(turned, folder / "model.safetensors")
+    tokens, media = rendered(path, "two")
+    logits = []
+    for one in (path, folder):
+        harness = ImageHarness(load_model(worker_config(one)))
         harness.admit(0, media)
         logits.append(harness.run(0, tokens))
     assert torch.equal(*logits)

@@ -40,6 +40,7 @@ NEEDED = {
     # the default tower has 14 patches a side, for 16 tokens
     "gemma3": {"vision_config": {"image_size": 256}},
     "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "falcon_h1": {"mamba_rms_norm": True},

@@ -23,12 +23,16 @@ def complete_config(config: Any) -> None:
         config.sliding_window = None
 
 
-def make_mlp(config: Any, index: int) -> nn.Module:
+def experts_or_dense(config: Any, index: int, *, is_normalised: bool) -> nn.Module:
     is_dense = index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step
     if is_dense or not config.num_experts:
         return LlamaMLP(config, bias=False)
-    routing = Routing(config.num_experts_per_tok, is_normalised=config.norm_topk_prob)
+    routing = Routing(config.num_experts_per_tok, is_normalised=is_normalised)
     return Experts(config.hidden_size, config.moe_intermediate_size, config.num_experts, routing, config.hidden_act)
+
+
+def make_mlp(config: Any, index: int) -> nn.Module:
+    return experts_or_dense(config, index, is_normalised=config.norm_topk_prob)
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Qwen3Attention:

@@ -19,7 +19,7 @@ from quire.worker.layers.multi_rotary import InterleavedMultiRotaryEmbedding
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaModel, MakeMLP, complete_heads, make_mlp
 from quire.worker.models.qwen2_5_vl import (
     PatchEmbedding,
     VisionAttention,
@@ -153,9 +153,9 @@ def _make_attention(config: Any, index: int, name: str, rotary: Any) -> Qwen3Att
     return Qwen3Attention(config, index, name, rotary, 0)
 
 
-def _complete(config: Any) -> None:
+def complete_config(config: Any) -> None:
     take_text_config(config)
-    complete_kv_heads(config)
+    complete_heads(config)
     name = "rope_scaling" if getattr(config, "rope_scaling", None) else "rope_parameters"
     setattr(config, name, {"mrope_section": _SECTIONS, **(getattr(config, name, None) or {})})
     complete_vision(config, _VISION_DEFAULTS)
@@ -205,13 +205,16 @@ class Qwen3VLForConditionalGeneration(CausalLM):
         "tie_word_embeddings": False,
         "vision_config": None,
     }
-    complete_config = staticmethod(_complete)
+    complete_config = staticmethod(complete_config)
     takes_images = True
     image_modules = ("visual",)
     has_grid_positions = True
 
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = DeepstackModel(config, max_model_len, _make_attention, rotary_class=InterleavedMultiRotaryEmbedding)
+    def __init__(self, config: Any, max_model_len: int, make_mlp: MakeMLP = make_mlp) -> None:
+        """`make_mlp`: of a layer of the text."""
+        model = DeepstackModel(
+            config, max_model_len, _make_attention, make_mlp, rotary_class=InterleavedMultiRotaryEmbedding
+        )
         super().__init__(model, head_of(config, model.embed_tokens))
         self.visual = VisionTower(config.vision_config)
         self.num_views = len(config.vision_config.deepstack_visual_indexes)
