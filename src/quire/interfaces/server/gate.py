@@ -80,7 +80,8 @@ class Gate:
         request_id = own_id or new_request_id().encode()
         is_socket = scope["type"] == "websocket"
         response = _SocketResponse(send) if is_socket else _Response(send)
-        if own_id or self._identifies_probes or scope["path"] not in PUBLIC_PATHS:
+        is_probe = scope["path"] in PUBLIC_PATHS and scope.get("method") in ("GET", "HEAD")
+        if own_id or self._identifies_probes or not is_probe:
             response.headers.append((b"x-request-id", request_id))
         dialect = dialect_of(scope["path"])
         if dialect is not None and dialect.request_id_header is not None:
