@@ -172,6 +172,7 @@ def _files_of(outcomes: list[Outcome]) -> Iterator[str]:
     for one in outcomes:
         # of one that cannot even be imported there is the file alone
         file = one.test.removeprefix("::tests.").partition("::")[0].removeprefix("entrypoints.")
+        file = re.sub(r"\.Test\w+$", "", file)
         kinds_by_file.setdefault(file, Counter())[one.kind] += 1
     yield f"Of {len(TESTS)} files {len(kinds_by_file)} were run:"
     yield ""
