@@ -92,6 +92,7 @@ class _Family:
 _FAMILIES = {
     "qwen2_5_vl": _Family(bounds_whole=False, has_timestamps=False, positions_per_second=4.0),
     "qwen3_vl": _Family(bounds_whole=True, has_timestamps=True),
+    "qwen3_vl_moe": _Family(bounds_whole=True, has_timestamps=True),
 }
 # Models that take videos.
 MODEL_TYPES = tuple(_FAMILIES)

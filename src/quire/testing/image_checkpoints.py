@@ -94,7 +94,7 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
-    if model_type == "qwen3_vl":
+    if model_type in ("qwen3_vl", "qwen3_vl_moe"):
         video = {"size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64}}
         (path / "video_preprocessor_config.json").write_text(json.dumps(video), encoding="utf-8")
     return path
