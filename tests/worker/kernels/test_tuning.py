@@ -213,8 +213,33 @@ def test_while_another_process_measures_the_defaults_serve(fakes, tmp_path, capl
     with file.with_suffix(".lock").open("w") as lock:
         tuning.fcntl.flock(lock, tuning.fcntl.LOCK_EX)
         assert tuning.apply(fakes, file, pytest.fail) == "defaults"
+    assert "another process measures now" in caplog.text
     assert fakes.chosen == {"a": 1}
     assert not file.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("no memory either"), OSError("no space")])
+def test_what_cannot_be_measured_fails_no_start(fakes, tmp_path, caplog, error):
+    def fail():
+        fakes.set("a", 2)
+        raise error
+
+    file = tmp_path / "tuning-1.json"
+    assert tuning.apply(fakes, file, lambda: {"a": lambda: fail}) == "defaults"
+    assert f"not tuned to this processor at this start: {error}" in caplog.text
+    assert fakes.chosen == {"a": 1}
+    assert not file.exists()
+
+
+def test_who_has_no_home_gets_the_defaults(knobs, monkeypatch, caplog):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(tuning, "cache_folder", no_home)
+    monkeypatch.setattr(library, "_tuning", "")
+    library._tune("auto")
+    assert "Could not determine home directory" in caplog.text
+    assert cpu.statistics()["tuning"] == "defaults"
 
 
 def test_it_can_be_repeated(fakes, tmp_path):

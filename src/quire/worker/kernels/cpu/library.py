@@ -98,8 +98,13 @@ def _tune(choice: str) -> None:
     from quire.worker.kernels.cpu import tuning
 
     isa = _library.quire_isa().decode()
-    file = tuning.file_of(_path, isa)
-    _tuning = tuning.apply(tuning.LibraryKnobs(_library), file, lambda: tuning.Probes().by_name(), choice == "again")
+    knobs = tuning.LibraryKnobs(_library)
+    try:
+        file = tuning.file_of(_path, isa)
+    except RuntimeError as error:  # a user without a home, whose kernels came with the wheel
+        _tuning = tuning.leave_defaults(knobs, str(error))
+    else:
+        _tuning = tuning.apply(knobs, file, lambda: tuning.Probes().by_name(), choice == "again")
     _logger.info("CPU kernels: %s, tuning: %s", isa, _tuning)
 
 

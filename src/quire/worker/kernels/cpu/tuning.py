@@ -27,6 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.errors import one_line
 from quire.worker.cache_folder import cache_folder
 
 _logger = logging.getLogger("quire")
@@ -37,6 +38,7 @@ CLEAR_WIN = 0.97
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 25
 _VERSION = 1
+_DEFAULTS = "defaults"
 # Of each kind of weight: more than the caches of most processors.
 _WEIGHT_BYTES = 48 << 20
 # Outputs and inputs: wide and narrow layers of a small model.
@@ -278,10 +280,17 @@ def apply(
             # another process measures: two at once would measure each other
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return _in_words(_measure(knobs, file, probes()), knobs)
-    except OSError as error:
-        set_defaults(knobs)
-        _logger.warning("CPU kernels: not tuned to this processor at this start: %s", error)
-        return "defaults"
+    except BlockingIOError:
+        return leave_defaults(knobs, "another process measures now")
+    except (OSError, RuntimeError, MemoryError) as error:  # no room in the folder, or for what is multiplied
+        return leave_defaults(knobs, one_line(error))
+
+
+def leave_defaults(knobs: Knobs, reason: str) -> str:
+    """A start does not fail over what is only to make it faster; in words, as above."""
+    set_defaults(knobs)
+    _logger.warning("CPU kernels: not tuned to this processor at this start: %s", reason)
+    return _DEFAULTS
 
 
 def _measure(knobs: Knobs, file: Path, probes: Mapping[str, Callable[[], Callable[[], object]]]) -> dict[str, int]:
@@ -307,4 +316,4 @@ def _measure(knobs: Knobs, file: Path, probes: Mapping[str, Callable[[], Callabl
 def _in_words(choices: Mapping[str, int], knobs: Knobs) -> str:
     """Those that are not the default."""
     default = {tunable.name: tunable.choices[0] for tunable in knobs.tunables()}
-    return " ".join(f"{name}={value}" for name, value in choices.items() if value != default[name]) or "defaults"
+    return " ".join(f"{name}={value}" for name, value in choices.items() if value != default[name]) or _DEFAULTS
