@@ -54,6 +54,7 @@ from quire.worker.encoder_rows import EncoderRows
 from quire.worker.host_memory import host_memory
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import BatchBuilder
+from quire.worker.kernels import triton
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
@@ -489,7 +490,13 @@ class Worker:
         config = self._config
         is_asked = config.compile
         if is_asked is None:
-            is_asked = self._platform.gains_from_compiling and not config.enforce_eager and self._ranks.stages.size == 1
+            is_asked = (
+                self._platform.gains_from_compiling
+                and not config.enforce_eager
+                # a compiler orders sums as it likes, and steps with images are not compiled
+                and not triton.has_fixed_order()
+                and self._ranks.stages.size == 1
+            )
         if not is_asked:
             return False
         try:

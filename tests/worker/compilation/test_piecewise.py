@@ -141,6 +141,13 @@ def test_when_a_model_is_compiled(gains, asked, enforce_eager, is_compiled, chec
     assert isinstance(driver.worker._model.forward, piecewise.PiecewiseForward) is is_compiled
 
 
+def test_sums_in_a_fixed_order_are_not_left_to_a_compiler(checkpoint, uncompiled, monkeypatch):
+    monkeypatch.setattr(CpuPlatform, "gains_from_compiling", True)
+    monkeypatch.setenv("QUIRE_GPU_PRODUCTS", "fixed")
+    driver = drive(Worker(worker_config(checkpoint("llama"), compile=None)))
+    assert not isinstance(driver.worker._model.forward, piecewise.PiecewiseForward)
+
+
 def test_what_cannot_be_compiled_is_refused_if_asked_for_and_else_runs(checkpoint, monkeypatch, caplog):
     def fail(module, inputs):
         raise CannotCompileError("there is no compiler")
