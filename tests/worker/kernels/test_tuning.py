@@ -44,7 +44,10 @@ def knobs():
     if not cpu.load():
         pytest.skip(f"no C++ kernels here: {cpu.statistics()['reason']}")
     found = LibraryKnobs(library.loaded())
+    # one thread alone cuts no work
+    cpu.set_crew(2)
     yield found
+    cpu.set_crew(torch.get_num_threads())
     tuning.set_defaults(found)
 
 
