@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.template_bombs import BOMBS
 
-from quire.errors import RequestError
+from quire.errors import OptionError, RequestError
 from quire.renderer import NotBriefError
 from quire.renderer.chat_template import ChatTemplates
 from quire.renderer.special_tokens import SpecialTokens
@@ -17,7 +17,7 @@ from quire.renderer.template_sandbox import compile_template, render
 
 CHILD = """
 import dataclasses, json, resource, sys, time
-from quire.errors import RequestError
+from quire.errors import OptionError, RequestError
 from quire.renderer.chat_template import ChatTemplates
 from quire.renderer import template_budget
 from quire.renderer.special_tokens import SpecialTokens
@@ -143,3 +143,35 @@ def test_values_weigh_what_is_reached():
 )
 def test_operations_take_the_names_that_jinja_gives_them(expression, expected):
     assert ChatTemplates({"default": "{{ " + expression + " }}"}, SpecialTokens()).render(chat_of(0)) == expected
+
+
+DEEP = {
+    "sum": "{{ a" + " + a" * 1_500 + " }}",
+    "names": "{{ a" + ".a" * 1_500 + " }}",
+    "filters": "{{ a" + "|e" * 1_500 + " }}",
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_template_is_refused_in_words(name):
+    templates = ChatTemplates({"default": DEEP[name]}, SpecialTokens())
+    templates.prepare()
+    with pytest.raises(RequestError, match="nested too deep"):
+        templates.render(chat_of(0))
+
+
+def test_a_template_of_a_request_is_compiled_once_and_is_not_large():
+    """Nobody else runs while Python compiles it."""
+    templates = ChatTemplates.brought("{{ messages[0].content }}", SpecialTokens())
+    assert list(templates._compiled) == ["{{ messages[0].content }}"]
+    assert templates.render(chat_of(0)) == "the last one"
+    with pytest.raises(OptionError, match="more than 4,096 nodes"):
+        ChatTemplates.brought("{{ [" + "a," * 5_000 + "] }}", SpecialTokens())
+
+
+def test_a_message_that_ends_with_an_image_cannot_go_on():
+    template = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    chat = [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
+    templates = ChatTemplates({"default": template}, SpecialTokens())
+    with pytest.raises(RequestError, match="no text at its end"):
+        templates.render_pieces(chat, add_generation_prompt=False, continue_final_message=True, takes_images=True)

@@ -1,7 +1,7 @@
 """Chat templates: which one a model has, and rendering a chat with it.
 
-Owns the texts of the templates. Equal to Transformers' apply_chat_template for what both accept. A request never brings
-a template of its own, only values for one. Called by Renderer.
+Owns the texts of the templates. Equal to Transformers' apply_chat_template for what both accept. A request brings
+values for one, and a template of its own only where the server says so. Called by Renderer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
 )
-# It tests for none, or writes whole messages down.
 _READS_REASONING = re.compile(r"\breasoning\b")
+# It tests for none, or writes whole messages down.
 _READS_NONE = re.compile(r"\bnone\b|\bmessages?\s*\|\s*tojson")
 _END_OF_FINAL = "\ue000end of the final message\ue000"
 # roles of the two texts that a model compares
 QUERY = "query"
 DOCUMENT = "document"
+# Of a template that comes with a request, which is compiled beside other requests: real ones have some 4,000.
+_MOST_NODES = 4_096
 # Of what a template says when it refuses messages.
 _MOST_CHARACTERS_OF_ERROR = 1_000
 
@@ -71,6 +73,14 @@ class ChatTemplates:
             if texts:
                 return cls(texts, special, origin=folder.name)
         return None
+
+    @classmethod
+    def brought(cls, asked: str, special: SpecialTokens) -> ChatTemplates:
+        """By a request, or a caller in this process."""
+        text = _text_of(asked)
+        templates = cls({"default": text}, special, origin="the argument chat_template")
+        templates._compiled[text] = _compiled(text, templates._now, _MOST_NODES)
+        return templates
 
     def prepare(self) -> None:
         """Compiles them, so that no request does. What is wrong with one is said when it is asked for."""
@@ -163,23 +173,31 @@ class ChatTemplates:
 
 
 def asked_template(asked: str) -> str:
+    """The option's text, which can be compiled."""
+    text = _text_of(asked)
+    _compiled(text)
+    return text
+
+
+def _text_of(asked: str) -> str:
     """The option is a file; a template itself is taken too, as it can hardly be a file's name."""
+    if "{{" in asked or "{%" in asked:
+        return asked
+    path = Path(asked).expanduser()
+    if not path.is_file():
+        raise OptionError(f"chat_template={asked}: no such file. Give a file that holds a Jinja template.")
+    return path.read_text(encoding="utf-8")
+
+
+def _compiled(text: str, now: Callable[[], datetime] = datetime.now, most_nodes: int | None = None) -> jinja2.Template:
     import jinja2
 
     from quire.renderer.template_sandbox import compile_template
 
-    path = Path(asked).expanduser()
-    if "{{" in asked or "{%" in asked:
-        text = asked
-    elif path.is_file():
-        text = path.read_text(encoding="utf-8")
-    else:
-        raise OptionError(f"chat_template={asked}: no such file. Give a file that holds a Jinja template.")
     try:
-        compile_template(text)
+        return compile_template(text, now, most_nodes)
     except jinja2.TemplateError as error:
-        raise OptionError(f"chat_template={asked[:80]}: {_in_words(error)}.") from error
-    return text
+        raise OptionError(f"chat_template={text[:80]}: {_in_words(error)}.") from error
 
 
 def _templates_in(folder: Path) -> dict[str, str]:
@@ -231,10 +249,12 @@ def _mark_end(message: dict[str, Any]) -> None:
         )
     if isinstance(content, str) and content:
         message["content"] = content + _END_OF_FINAL
-    elif isinstance(content, list) and content:
+    elif isinstance(content, list) and content and "text" in content[-1]:
         content[-1]["text"] += _END_OF_FINAL
     else:
-        raise RequestError("continue_final_message=True: the last message has no text to go on with.", param="messages")
+        raise RequestError(
+            "continue_final_message=True: the last message has no text at its end to go on with.", param="messages"
+        )
 
 
 def _cut_at_end(rendered: str) -> str:
@@ -265,7 +285,9 @@ def dialect_of(text: str) -> Dialect:
 
     try:
         tree = parse_template(text)
-    except jinja2.TemplateError:
+        # not too deep for what looks into it below
+        list(tree.find_all(nodes.Node))
+    except (jinja2.TemplateError, RecursionError):
         tree = nodes.Template([])
     reads_parts, reads_texts = _content_kinds(tree)
     return Dialect(

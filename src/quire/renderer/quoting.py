@@ -15,6 +15,7 @@ from quire.errors import RequestError
 
 _FIRST_PRIVATE = 0xE000
 _LAST_PRIVATE = 0xF8FF
+_PRIVATE = re.compile(f"[{chr(_FIRST_PRIVATE)}-{chr(_LAST_PRIVATE)}]")
 # behind the one that marks the end of a last message (chat_template.py)
 _FIRST = _FIRST_PRIVATE + 1
 
@@ -78,7 +79,7 @@ def _holds(pattern: re.Pattern[str], value: Any) -> bool:
 
 def unused_letter(parts: Any) -> str:
     """A letter of private use that occurs nowhere in what a client wrote."""
-    used = {letter for text in _texts(parts) for letter in text if _FIRST_PRIVATE <= ord(letter) <= _LAST_PRIVATE}
+    used = {letter for text in _texts(parts) for letter in _PRIVATE.findall(text)}
     for code in range(_FIRST, _LAST_PRIVATE + 1):
         if chr(code) not in used:
             return chr(code)

@@ -15,9 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.config import EngineConfig
-from quire.errors import RequestError
+from quire.errors import ContextLengthError, RequestError
 from quire.messages import Media
-from quire.renderer.chat_template import DOCUMENT, QUERY, ChatTemplates, NotBriefError, asked_template, pairs_texts
+from quire.renderer.chat_template import DOCUMENT, QUERY, ChatTemplates, NotBriefError, pairs_texts
 from quire.renderer.growing_text import GrowingText, PieceEncoder
 from quire.renderer.image_parts import NOTHING_FETCHED, Sources, placed, take_media
 from quire.renderer.image_processor import ImageProcessor, OpenedMedia
@@ -305,10 +305,18 @@ class Renderer:
     ) -> RenderedPrompt:
         encode = partial(tokenizer.encode_pieces, add_special_tokens=False)
         prompt = RenderedPrompt([], text=text)
+        most = _MOST_VECTORS if max_tokens is None else max_tokens
         for part in vectors.placed(pieces, encode, tokenizer.encode_continuation):
             if isinstance(part, int):
                 given, where = vectors.given[part]
-                [media] = self.render_vectors(given, _MOST_VECTORS if max_tokens is None else max_tokens, where).media
+                [media] = self.render_vectors(given, most, where).media
+                if len(prompt.token_ids) + media.length > most:
+                    # before the next ones take memory
+                    raise ContextLengthError(
+                        f"{where}: with what stands before them these vectors are more than {most} tokens, the most "
+                        "that are taken. Send fewer.",
+                        param=where,
+                    )
                 prompt.media.append(replace(media, start=len(prompt.token_ids)))
                 part = [PLACEHOLDER] * media.length
             prompt.token_ids += part
@@ -488,8 +496,7 @@ class Renderer:
 
     def _templates_of(self, asked: str) -> ChatTemplates:
         """For a caller in this process, or for a request that may bring one."""
-        special = self._needed_tokenizer("messages").special
-        return ChatTemplates({"default": asked_template(asked)}, special, origin="the argument chat_template")
+        return ChatTemplates.brought(asked, self._needed_tokenizer("messages").special)
 
     def _needed_templates(self) -> ChatTemplates:
         if self._templates is None and self.sounds is not None:

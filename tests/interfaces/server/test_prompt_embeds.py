@@ -151,6 +151,9 @@ BAD_PARTS = [
     ),
     ({"type": "text", "text": "x"}, {"chat_template": "/etc/passwd"}, "files are not read"),
     ({"type": "text", "text": "x"}, {"chat_template": "{{ x"}, "chat_template"),
+    ({"type": "text", "text": "x"}, {"chat_template": "{{ " + "x + " * 1500 + "x }}"}, "nested too deep"),
+    ({"type": "text", "text": "x"}, {"chat_template": "{{ x }}" * 4500}, "more than 4,096 nodes"),
+    ({"type": "text", "text": "x"}, {"chat_template": "{{ x }}" + "y" * 40_000}, "at most 32,768 are taken"),
     (
         {"type": "text", "text": "x"},
         {"chat_template": "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"},
@@ -165,6 +168,18 @@ def test_bad_parts_of_a_chat(url, content, fields, words):
     answer = httpx.post(url + "/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]
+
+
+def test_vectors_are_read_no_further_than_the_model_goes(url):
+    """A few bytes may stand for many numbers, and a body has room for thousands of such parts: what is wrong with the
+    third is not even seen."""
+    parts = [{"type": "prompt_embeds", "data": encoded(TABLE[[5] * 100])}] * 2
+    parts.append({"type": "prompt_embeds", "data": "AAAA"})
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+    answer = httpx.post(url + "/chat/completions", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["message"].startswith("messages[0].content[1].data: with what stands before them")
 
 
 def test_an_embedding_of_a_chat_takes_none(url):

@@ -59,12 +59,19 @@ async def _answer(body: ChatRequest, state: State) -> ChatAnswer:
 ENDPOINT = Endpoint(ChatRequest, RULES, _answer)
 
 
+# as long as those of models; what becomes of it has a bound, too (chat_template.py)
+_MOST_TEMPLATE_CHARACTERS = 32_768
+
+
 def _check_template(template: str, *, is_trusted: bool) -> None:
     if not is_trusted:
         text = "templates of requests are not taken; start with chat_template, or trust_request_chat_template"
         raise invalid(f"chat_template: not supported: {text}.", "chat_template")
     if "{{" not in template and "{%" not in template:
         raise invalid("chat_template: must be a Jinja template itself; files are not read.", "chat_template")
+    if len(template) > _MOST_TEMPLATE_CHARACTERS:
+        text = f"{len(template):,} characters, at most {_MOST_TEMPLATE_CHARACTERS:,} are taken from a request"
+        raise invalid(f"chat_template: {text}. Start with it as the option chat_template.", "chat_template")
 
 
 async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: str = "messages") -> Work:
