@@ -170,10 +170,6 @@ class Renderer:
         if self.sounds is not None:
             self.sounds.process.close()
 
-    @property
-    def sees_videos(self) -> bool:
-        return self._images is not None and self._images.videos is not None
-
     def media_sources(
         self, chat: str | Chat, images: Sequence[Any] = (), videos: Sequence[Any] = ()
     ) -> list[tuple[Any, str]]:

@@ -49,16 +49,6 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         _current.reset(token)
 
 
-@contextmanager
-def in_place_of_context(context: ForwardContext) -> Iterator[None]:
-    """The same step, as a part of it is to see it."""
-    token = _current.set(context)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 def padding_of_step() -> Tensor | None:
     """`is_padding_T` of the step that runs now."""
     context = _current.get()
