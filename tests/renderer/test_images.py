@@ -215,7 +215,7 @@ def test_a_line_is_no_image():
         ({"image_mean": ["a", "b", "c"]}, "could not convert"),
         ({"image_mean": [10**400, 1, 1]}, "int too large"),
         ({"size": 5}, "has no attribute"),
-        ([], "has no attribute"),
+        ([], "no object"),
     ],
 )
 def test_a_processor_whose_numbers_cannot_be(given: object, words: str, tmp_path: Path):
@@ -225,6 +225,23 @@ def test_a_processor_whose_numbers_cannot_be(given: object, words: str, tmp_path
         ImageProcessor.find(tmp_path, {"model_type": "qwen2_5_vl", "image_token_id": 5})
     assert str(caught.value).startswith(str(tmp_path / "preprocessor_config.json"))
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_among_those_of_all_processors(tmp_path: Path):
+    """As Transformers writes them since its fifth version; they count before those of a file of their own."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"patch_size": 7}))
+    whole = tmp_path / "processor_config.json"
+    hf_config = {"model_type": "qwen2_5_vl", "image_token_id": 5}
+    whole.write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
+    assert ImageProcessor.find(tmp_path, hf_config).patch_size == 7
+    whole.write_text(json.dumps({"image_processor": {"patch_size": 16, "image_mean": [0.5] * 3}}))
+    processor = ImageProcessor.find(tmp_path, hf_config)
+    assert (processor.patch_size, processor.mean) == (16, (0.5, 0.5, 0.5))
+    for given, words in (([], "no object"), (5, "no object"), ({"patch_size": 0}, "patch_size=0")):
+        whole.write_text(json.dumps({"image_processor": given}))
+        with pytest.raises(ModelError, match=words) as caught:
+            ImageProcessor.find(tmp_path, hf_config)
+        assert str(caught.value).startswith(str(whole))
 
 
 def test_no_image_has_more_tokens_than_a_step_encodes(tmp_path: Path):

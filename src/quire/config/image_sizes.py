@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError, one_line
 
-# What is resized to whole cells, and what is brought to one size.
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-_POOLED = "gemma3"
 _COLOURS = 3
 # of a square's side in patches or pixels, and of frames: published ones have up to 16
 _LONGEST_SIDE = 1024
@@ -47,31 +44,14 @@ class ImageSizes:
     @classmethod
     def read(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageSizes | None:
         """Those of a checkpoint; None where the model takes no images."""
-        file = folder / "preprocessor_config.json"
+        read_family = _FAMILIES.get(str(hf_config.get("model_type")))
+        if read_family is None:
+            return None
+        given = read_preprocessor(folder)
         try:
-            if is_pooled(hf_config):
-                return cls._one_size(hf_config)
-            if hf_config.get("model_type") not in MODEL_TYPES or "image_token_id" not in hf_config:
-                return None
-            given = read_preprocessor(folder)
-            size = given.get("size") or {}
-            return cls(
-                patch_size=int(given.get("patch_size", cls.patch_size)),
-                merge_size=int(given.get("merge_size", cls.merge_size)),
-                temporal_patch_size=int(given.get("temporal_patch_size", cls.temporal_patch_size)),
-                min_pixels=int(given.get("min_pixels") or size.get("shortest_edge") or cls.min_pixels),
-                max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
-            )
+            return read_family(given, hf_config)
         except (ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
-            raise not_valid(file, error) from error
-
-    @classmethod
-    def _one_size(cls, hf_config: Mapping[str, Any]) -> ImageSizes:
-        vision = hf_config.get("vision_config") or {}
-        image_size, patch_size = int(vision.get("image_size", 224)), int(vision.get("patch_size", 16))
-        tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
-        merge_size = max(1, image_size // patch_size // max(1, tokens_of_side))
-        return cls(patch_size, merge_size, 1, image_size**2, image_size**2)
+            raise not_valid(preprocessor_file(folder), error) from error
 
     def within(self, max_tokens: int) -> ImageSizes:
         """The same, with larger images made smaller until they have no more tokens, if there are sizes so small."""
@@ -115,18 +95,65 @@ def whole_cells(
     return new_width, new_height
 
 
-def is_pooled(hf_config: Mapping[str, Any]) -> bool:
-    """Whether images are brought to one size."""
-    return hf_config.get("model_type") == _POOLED and "vision_config" in hf_config
+def _whole_cells(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
+    """Of Qwen's models."""
+    if "image_token_id" not in hf_config:
+        return None
+    size = given.get("size") or {}
+    return ImageSizes(
+        patch_size=int(given.get("patch_size", ImageSizes.patch_size)),
+        merge_size=int(given.get("merge_size", ImageSizes.merge_size)),
+        temporal_patch_size=int(given.get("temporal_patch_size", ImageSizes.temporal_patch_size)),
+        min_pixels=int(given.get("min_pixels") or size.get("shortest_edge") or ImageSizes.min_pixels),
+        max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or ImageSizes.max_pixels),
+    )
 
 
-def read_preprocessor(folder: Path) -> Any:
-    """What preprocessor_config.json holds; nothing, if there is none."""
-    file = folder / "preprocessor_config.json"
+def _one_square(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
+    """Of Gemma 3: every image has one size."""
+    if "vision_config" not in hf_config:
+        return None
+    vision = hf_config["vision_config"] or {}
+    image_size, patch_size = int(vision.get("image_size", 224)), int(vision.get("patch_size", 16))
+    tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
+    merge_size = max(1, image_size // patch_size // max(1, tokens_of_side))
+    return ImageSizes(patch_size, merge_size, 1, image_size**2, image_size**2)
+
+
+# What the numbers of a model_type are; None: it takes no images.
+_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes | None]] = {
+    "gemma3": _one_square,
+    "qwen2_vl": _whole_cells,
+    "qwen2_5_vl": _whole_cells,
+    "qwen3_vl": _whole_cells,
+    "qwen3_vl_moe": _whole_cells,
+}
+
+
+def preprocessor_file(folder: Path) -> Path:
+    """Where the numbers of an image processor stand: in a file of its own, or among those of all processors."""
+    whole = folder / "processor_config.json"
+    return whole if "image_processor" in _read_object(whole) else folder / "preprocessor_config.json"
+
+
+def read_preprocessor(folder: Path) -> Mapping[str, Any]:
+    """What is said about images; nothing, if there is no file."""
+    file = preprocessor_file(folder)
+    given = _read_object(file)
+    inner = given.get("image_processor", given)
+    if not isinstance(inner, dict):
+        raise not_valid(file, TypeError("no object"))
+    return inner
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise not_valid(file, error) from error
+    if not isinstance(given, dict):
+        raise not_valid(file, TypeError("no object"))
+    return given
 
 
 def not_valid(file: Path, error: Exception) -> ModelError:

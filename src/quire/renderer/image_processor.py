@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from quire.config.image_sizes import ImageSizes, is_pooled, not_valid, read_preprocessor, whole_cells
+from quire.config.image_sizes import ImageSizes, not_valid, preprocessor_file, read_preprocessor, whole_cells
 from quire.config.images import MOST_IMAGES, VideoConfig
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
 from quire.renderer.image_decoder import ImageDecoder, OpenedImage
 from quire.renderer.image_parts import Source, Sources
-from quire.renderer.patches import patches_of
+from quire.renderer.patches import Pixels, patches_of
 
 if TYPE_CHECKING:
     from quire.renderer.tokenizer import Tokenizer
     from quire.renderer.video_processor import VideoProcessor, VideoTokens
 
-_FILE = "preprocessor_config.json"
 _MOST_RATIO = 200
 # Pillow's number
 _BICUBIC = 3
@@ -37,10 +36,11 @@ _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-class _VideoKey(NamedTuple):
-    """A medium of a video of a request."""
+class _Key(NamedTuple):
+    """A medium of an image or a video of a request: an encoder may see these piece by piece."""
 
-    number: int
+    kind: str
+    whole: Any
     place: int
 
 
@@ -62,6 +62,9 @@ class ImageProcessor:
     resample: int = _BICUBIC
     # its tokens see each other
     is_whole: bool = False
+    # tokens before those of an image, and behind them
+    opening: Sequence[int] = ()
+    closing: Sequence[int] = ()
     # None: the model takes no videos
     videos: VideoProcessor | None = None
 
@@ -81,27 +84,31 @@ class ImageProcessor:
         if max_image_tokens is not None:
             sizes = sizes.within(max_image_tokens)
         given = read_preprocessor(folder)
+        file = preprocessor_file(folder)
         try:
-            if is_pooled(hf_config):
-                from quire.renderer.pooled_images import PooledImageProcessor
-
-                return PooledImageProcessor.read(folder / _FILE, given, hf_config, sizes, max_images)
-            processor = cls(
-                image_token_id=int(hf_config["image_token_id"]),
-                mean=colours_of(given, "image_mean", _MEAN),
-                std=colours_of(given, "image_std", _STD),
-                max_images=max_images,
-                **vars(sizes),
-            )
+            processor = _class_for(hf_config).read(file, given, hf_config, sizes, max_images)
             from quire.renderer.video_processor import VideoProcessor
 
             config = videos or VideoConfig()
-            found = VideoProcessor.find(folder, hf_config, processor, max_image_tokens, config)
-            return dataclasses.replace(processor, videos=found)
+            of_videos = VideoProcessor.find(folder, hf_config, processor, max_image_tokens, config)
+            return dataclasses.replace(processor, videos=of_videos)
         except ModelError:
             raise
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise not_valid(folder / _FILE, error) from error
+            raise not_valid(file, error) from error
+
+    @classmethod
+    def read(
+        cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], sizes: ImageSizes, max_images: int
+    ) -> ImageProcessor:
+        """`given`: the numbers for images in that file. ValueError and its like: they are none."""
+        return cls(
+            image_token_id=int(hf_config["image_token_id"]),
+            mean=colours_of(given, "image_mean", _MEAN),
+            std=colours_of(given, "image_std", _STD),
+            max_images=max_images,
+            **vars(sizes),
+        )
 
     def open(self, sources: Sources) -> OpenedMedia:
         """Of videos, all headers are read, and what is too much is refused: their times stand in the text."""
@@ -140,7 +147,10 @@ class ImageProcessor:
             if token == self.image_token_id:
                 image, where = next(given)
                 kind = "image"
-                lengths = [(self._length(image, where), image.key)]
+                lengths = [
+                    (length, _Key(kind, image.key, place)) for place, length in enumerate(self._lengths(image, where))
+                ]
+                expanded += self.opening
             elif token == video_token_id:
                 kind = "video"
                 where, lengths = next(marks)
@@ -152,13 +162,17 @@ class ImageProcessor:
             for length, key in lengths:
                 starts.append((len(expanded), key))
                 expanded += [token] * length
+            if kind == "image":
+                expanded += self.closing
         media: dict[Any, Media] = {}
         for image, where in images:
-            if image.key not in media:
-                media[image.key] = self._media(image, where)
+            if _Key("image", image.key, 0) not in media:
+                media |= {
+                    _Key("image", image.key, place): medium for place, medium in enumerate(self._media(image, where))
+                }
         for number, video in enumerate(videos):
             assert self.videos is not None
-            media |= {_VideoKey(number, place): one for place, one in enumerate(self.videos.media_of(video))}
+            media |= {_Key("video", number, place): one for place, one in enumerate(self.videos.media_of(video))}
         return expanded, [replace(media[key], start=start) for start, key in starts]
 
     def _marks(self, videos: Sequence[VideoTokens], token_ids: list[int]) -> list[tuple[str, list[tuple[int, Any]]]]:
@@ -167,7 +181,7 @@ class ImageProcessor:
             return []
         marks: list[tuple[str, list[tuple[int, Any]]]] = []
         for number, video in enumerate(videos):
-            media = [(video.length, _VideoKey(number, place)) for place in range(video.num_media)]
+            media = [(video.length, _Key("video", number, place)) for place in range(video.num_media)]
             marks += [(video.video.where, of_mark) for of_mark in self.videos.by_mark(media)]
         self.videos.check_marks(videos, len(marks), token_ids.count(self.videos.token_id))
         return marks
@@ -186,13 +200,16 @@ class ImageProcessor:
         if self.videos is not None:
             self.videos.check_limit(sources.videos)
 
-    def _length(self, image: OpenedImage, where: str) -> int:
-        """Tokens; the same whichever way is up."""
+    def _lengths(self, image: OpenedImage, where: str) -> list[int]:
+        """Tokens of each piece that the encoder sees by itself; the same whichever way is up."""
         width, height = self._resized(*image.size, where)
-        return height * width // (self.patch_size * self.merge_size) ** 2
+        return [height * width // (self.patch_size * self.merge_size) ** 2]
 
-    def _media(self, image: OpenedImage, where: str) -> Media:
-        pixels_HWC = image.pixels(lambda width, height: self._resized(width, height, where), self.resample)
+    def _media(self, image: OpenedImage, where: str) -> list[Media]:
+        """These pieces."""
+        return [self._medium(image.pixels(lambda width, height: self._resized(width, height, where), self.resample))]
+
+    def _medium(self, pixels_HWC: Pixels) -> Media:
         height, width, _ = pixels_HWC.shape
         pixels = patches_of(pixels_HWC, self.patch_size, self.merge_size)
         grid = [1, height // self.patch_size, width // self.patch_size]
@@ -225,6 +242,14 @@ class ImageProcessor:
             )
         cell = self.patch_size * self.merge_size
         return whole_cells(width, height, cell, self.min_pixels, self.max_pixels)
+
+
+def _class_for(hf_config: Mapping[str, Any]) -> type[ImageProcessor]:
+    if hf_config.get("model_type") == "gemma3":
+        from quire.renderer.pooled_images import PooledImageProcessor
+
+        return PooledImageProcessor
+    return ImageProcessor
 
 
 @dataclass(frozen=True)
