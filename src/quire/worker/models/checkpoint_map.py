@@ -112,6 +112,8 @@ class CheckpointMap:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     # beginnings of names of modules that are not used
     ignored_modules: tuple[str, ...] = ()
+    # beginnings of names here: modules that are as the checkpoint has them, neither merged nor turned
+    apart: tuple[str, ...] = ()
     # a last look at a tensor: turn it, or cut it into several
     convert: Callable[[str, Any], list[tuple[str, Any]]] = _unchanged
     # whether it leaves the inputs of each output as they are, or does not see weights that come quantised. It may get
@@ -131,7 +133,11 @@ class CheckpointMap:
         """Nothing for an ignored tensor, otherwise its placements."""
         if self.ignores(name):
             return
-        for converted_name, converted in self._converted(self.rename(name), weight):
+        own = self.rename(name)
+        if own.startswith(self.apart):
+            yield Placement(own, None, weight)
+            return
+        for converted_name, converted in self._converted(own, weight):
             yield self._merge(converted_name, converted)
 
     def rename(self, name: str) -> str:

@@ -10,11 +10,11 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
+from quire.worker.layers.vision_tower import TowerEmbeddings, TowerLayer
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.gemma3_text import Gemma3ForCausalLM, Gemma3Model
@@ -32,61 +32,6 @@ _VISION_DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-_TOWER_NAMES = {".q_proj.": ".query.", ".k_proj.": ".key.", ".v_proj.": ".value."}
-
-
-class TowerAttention(nn.Module):
-    """Each patch sees all patches."""
-
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        size = vision.hidden_size
-        self.num_heads = vision.num_attention_heads
-        self.query, self.key, self.value = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size)
-        self.out_proj = nn.Linear(size, size)
-
-    def forward(self, hidden_PE: Tensor) -> Tensor:
-        heads_HPD = [
-            project(hidden_PE).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
-            for project in (self.query, self.key, self.value)
-        ]
-        return self.out_proj(F.scaled_dot_product_attention(*heads_HPD).transpose(0, 1).flatten(1))
-
-
-class TowerMLP(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(vision.hidden_size, vision.intermediate_size)
-        self.fc2 = nn.Linear(vision.intermediate_size, vision.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
-class TowerLayer(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(vision.hidden_size, vision.layer_norm_eps)
-        self.layer_norm2 = nn.LayerNorm(vision.hidden_size, vision.layer_norm_eps)
-        self.self_attn = TowerAttention(vision)
-        self.mlp = TowerMLP(vision)
-
-    def forward(self, hidden_PE: Tensor) -> Tensor:
-        hidden_PE = hidden_PE + self.self_attn(self.layer_norm1(hidden_PE))
-        return hidden_PE + self.mlp(self.layer_norm2(hidden_PE))
-
-
-class TowerEmbeddings(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        side = vision.patch_size
-        self.patch_embedding = nn.Conv2d(vision.num_channels, vision.hidden_size, side, stride=side)
-        self.position_embedding = nn.Embedding((vision.image_size // side) ** 2, vision.hidden_size)
-
-    def forward(self, patches_PC: Tensor, place_P: Tensor) -> Tensor:
-        weight = self.patch_embedding.weight
-        embedded = F.linear(patches_PC.to(weight.dtype), weight.flatten(1), self.patch_embedding.bias)
-        return embedded + self.position_embedding(place_P)
 
 
 class Tower(nn.Module):
@@ -138,14 +83,6 @@ def _complete(config: Any) -> None:
         )
 
 
-def _renamed(name: str, weight: Any) -> list[tuple[str, Any]]:
-    """The tower's projections stay apart, those of the text are merged."""
-    if name.startswith("vision_tower."):
-        for theirs, ours in _TOWER_NAMES.items():
-            name = name.replace(theirs, ours)
-    return [(name, weight)]
-
-
 class Gemma3ForConditionalGeneration(CausalLM):
     architectures = ("Gemma3ForConditionalGeneration",)
     checkpoint_map = CheckpointMap(
@@ -165,7 +102,7 @@ class Gemma3ForConditionalGeneration(CausalLM):
             "vision_tower.vision_model.head.",
             "model.vision_tower.head.",
         ),
-        convert=_renamed,
+        apart=("vision_tower.",),
     )
     # logits are not capped here
     config_defaults = {
