@@ -19,7 +19,7 @@ from quire.renderer.decoding_process import Asked
 from quire.renderer.image_decoder import ImageDecoder
 from quire.renderer.image_parts import Sources
 from quire.renderer.image_processor import ImageProcessor
-from quire.renderer.images import MOST_BYTES, MOST_PIXELS
+from quire.renderer.images import MOST_BYTES, MOST_PIXELS, View
 from quire.worker.image_rows import pixels_of
 
 PROCESSOR = ImageProcessor(image_token_id=5)
@@ -182,7 +182,7 @@ def test_the_same_image_twice_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
     ask = ImageDecoder.ask
 
     def asked(decoder: ImageDecoder, what: Asked, content: bytes, where: str) -> object:
-        decoded.extend([where] if what.sizes else [])
+        decoded.extend([where] if what.views else [])
         return ask(decoder, what, content, where)
 
     monkeypatch.setattr(ImageDecoder, "ask", asked)
@@ -264,3 +264,27 @@ def test_no_image_has_more_tokens_than_a_step_encodes(tmp_path: Path):
     assert media(bounded, large) == media(asked_for, large)
     assert media(bounded, small) == media(whole, small)
     assert media(least, large).length <= 4, "none is smaller than min_pixels"
+
+
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_several_views_of_an_image(is_encoded: bool):
+    """Those of one that lies on its side are asked for as it stands."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = noise(20, 30)
+    turned = image.transpose(Image.Transpose.ROTATE_270)
+    content = encoded(image, "png", exif=exif)
+    source = content if is_encoded else Image.open(io.BytesIO(content))
+    opened = PROCESSOR.decoder.open(source, "x")
+    seen = opened.views(
+        lambda width, height: [View((width, height), (5, 7, 15, 17)), View((8, 9)), View((6, 6), (-2, 1, 8, 7))], 3
+    )
+    assert [pixels.shape for pixels in seen] == [(10, 10, 3), (9, 8, 3), (6, 10, 3)]
+    whole = np.asarray(turned)
+    assert whole.shape == (30, 20, 3)
+    assert np.array_equal(seen[0], whole[7:17, 5:15])
+    assert np.array_equal(seen[1], np.asarray(turned.resize((8, 9), Image.Resampling.BICUBIC)))
+    small = np.asarray(turned.resize((6, 6), Image.Resampling.BICUBIC))
+    assert np.array_equal(seen[2][:5, 2:8], small[1:])
+    beyond = [seen[2][:, :2], seen[2][:, 8:], seen[2][5]]
+    assert not any(black.any() for black in beyond)

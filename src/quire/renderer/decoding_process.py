@@ -1,7 +1,8 @@
 """A process that decodes images of strangers. It may hang, crash or eat memory in the place of others.
 
 Reads from its standard input: what is asked, and the bytes of an image, each behind its length. Answers each with a
-letter: "!" and why the image is refused, or "=", width, height and pixels. Ends when its standard input does.
+letter: "!" and why the image is refused, or "=" and what was asked: the size of the image, or of each view the size and
+the pixels. Ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from pathlib import Path
 import msgspec
 
 from quire.asked_process import frames, read_frame, write_frame
-from quire.renderer.images import BadImageError, open_image, pixels_of
+from quire.renderer.images import BadImageError, View, open_image, pixels_of
 
 # on top of what it has taken when it has imported everything
 MEMORY_LIMIT = 320 << 20
 REFUSED = b"!"
-SIZE = struct.Struct("=cII")
+GIVEN = b"="
+SIZE = struct.Struct("=II")
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """Without sizes: what the header says."""
+    """Without views: what the header says."""
 
     is_base64: bool = False
-    # width and height, for an image that is stored upright and for one on its side
-    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
+    # for an image that is stored upright, and for one on its side
+    views: tuple[list[View], list[View]] | None = None
     resample: int = 0
 
 
@@ -47,10 +49,12 @@ def main() -> None:
 def answer(asked: Asked, content: bytes) -> bytes:
     try:
         image = open_image(base64_decoded(content) if asked.is_base64 else content)
-        if asked.sizes is None:
-            return SIZE.pack(b"=", *image.size)
-        pixels = pixels_of(image, *asked.sizes, asked.resample)
-        return SIZE.pack(b"=", pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+        if asked.views is None:
+            return GIVEN + SIZE.pack(*image.size)
+        parts = [GIVEN]
+        for pixels in pixels_of(image, *asked.views, asked.resample):
+            parts += [SIZE.pack(pixels.shape[1], pixels.shape[0]), pixels.tobytes()]
+        return b"".join(parts)
     except BadImageError as error:
         return REFUSED + str(error).encode()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +19,8 @@ import numpy.typing as npt
 
 from quire.asked_process import AskedProcess, NotStartedError
 from quire.errors import EngineError, RequestError
-from quire.renderer.decoding_process import REFUSED, SIZE, Asked
-from quire.renderer.images import MOST_BYTES, BadImageError, check_size, in_our_words, pixels_of
+from quire.renderer.decoding_process import GIVEN, REFUSED, SIZE, Asked
+from quire.renderer.images import MOST_BYTES, BadImageError, View, check_size, in_our_words, pixels_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 # from a width and a height to those that are wanted
 Resize = Callable[[int, int], tuple[int, int]]
+# the same to what is to be seen
+Show = Callable[[int, int], Sequence[View]]
 
 _PROGRAM = "quire.renderer.decoding_process"
 # Of the largest image takes one or two, on a busy machine some more.
@@ -47,8 +50,11 @@ class OpenedImage(Protocol):
     def size(self) -> tuple[int, int]:
         """Width and height as it is stored: it may lie on its side."""
 
+    def views(self, show: Show, resample: int) -> list[Pixels]:
+        """Of each view [height, width, colours], upright."""
+
     def pixels(self, resize: Resize, resample: int) -> Pixels:
-        """[height, width, colours], upright."""
+        """Of one view, of all of it."""
 
 
 class ImageDecoder:
@@ -83,11 +89,11 @@ class ImageDecoder:
             raise _refused(
                 f"the image has {num_bytes} bytes, at most {MOST_BYTES} are allowed. Make it smaller.", where
             )
-        width, height, _ = self.ask(Asked(is_base64), content, where)
+        width, height = SIZE.unpack(self.ask(Asked(is_base64), content, where))
         return _Encoded(self, content, is_base64, hashlib.sha256(content).digest(), (width, height), where)
 
-    def ask(self, asked: Asked, content: bytes, where: str) -> tuple[int, int, Pixels]:
-        """Width, height and pixels."""
+    def ask(self, asked: Asked, content: bytes, where: str) -> memoryview:
+        """What was asked, as decoding_process writes it."""
         try:
             with self._lock:
                 found = self.process.ask([msgspec.msgpack.encode(asked), content], self._seconds)
@@ -101,16 +107,24 @@ class ImageDecoder:
             raise EngineError(f"images: the process that decodes them does not start ({error}).") from error
         if found.startswith(REFUSED):
             raise _refused(found[len(REFUSED) :].decode(), where)
-        _, width, height = SIZE.unpack_from(found)
-        return width, height, np.frombuffer(found, dtype=np.uint8, offset=SIZE.size)
+        return memoryview(found)[len(GIVEN) :]
 
     def close(self) -> None:
         """Ends the process; another image starts another."""
         self.process.close()
 
 
+class _Whole(ABC):
+    @abstractmethod
+    def views(self, show: Show, resample: int) -> list[Pixels]: ...
+
+    def pixels(self, resize: Resize, resample: int) -> Pixels:
+        [pixels] = self.views(lambda width, height: [View(resize(width, height))], resample)
+        return pixels
+
+
 @dataclass(frozen=True)
-class _Encoded:
+class _Encoded(_Whole):
     decoder: ImageDecoder
     content: bytes
     is_base64: bool
@@ -118,14 +132,23 @@ class _Encoded:
     size: tuple[int, int]
     where: str
 
-    def pixels(self, resize: Resize, resample: int) -> Pixels:
-        asked = Asked(self.is_base64, (resize(*self.size), resize(*reversed(self.size))), resample)
-        width, height, pixels = self.decoder.ask(asked, self.content, self.where)
-        return pixels.reshape(height, width, 3)
+    def views(self, show: Show, resample: int) -> list[Pixels]:
+        views = list(show(*self.size))
+        asked = Asked(self.is_base64, (views, list(show(*reversed(self.size)))), resample)
+        found = self.decoder.ask(asked, self.content, self.where)
+        pixels = []
+        start = 0
+        for _ in views:
+            width, height = SIZE.unpack_from(found, start)
+            start += SIZE.size
+            levels = np.frombuffer(found, dtype=np.uint8, count=height * width * 3, offset=start)
+            start += levels.nbytes
+            pixels.append(levels.reshape(height, width, 3))
+        return pixels
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _Loaded(_Whole):
     """The caller has it in memory already."""
 
     image: Image
@@ -139,10 +162,10 @@ class _Loaded:
     def size(self) -> tuple[int, int]:
         return self.image.size
 
-    def pixels(self, resize: Resize, resample: int) -> Pixels:
+    def views(self, show: Show, resample: int) -> list[Pixels]:
         try:
             with in_our_words():
-                return pixels_of(self.image, resize(*self.size), resize(*reversed(self.size)), resample)
+                return pixels_of(self.image, show(*self.size), show(*reversed(self.size)), resample)
         except BadImageError as error:
             raise _refused(str(error), self.where) from error
 

@@ -8,10 +8,11 @@ a second, and nobody knows all their mistakes.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +29,15 @@ MOST_WEBP_PIXELS = 12 << 20
 
 class BadImageError(ValueError):
     """Why an image is refused, in words for who sent it."""
+
+
+class View(msgspec.Struct, array_like=True, frozen=True):
+    """How an image is shown to an encoder: resized, and a box of that, which is black where it reaches beyond."""
+
+    # width and height
+    size: tuple[int, int]
+    # left, upper, right and lower; None: all of it
+    box: tuple[int, int, int, int] | None = None
 
 
 def open_image(content: bytes) -> Image:
@@ -57,17 +67,20 @@ def check_size(image: Image) -> None:
 
 
 def pixels_of(
-    image: Image, size: tuple[int, int], size_if_turned: tuple[int, int], resample: int
-) -> npt.NDArray[np.uint8]:
-    """[height, width, colours]: the right way up, on white where it is transparent, resized. Sizes are widths and
-    heights; the second is for an image that was stored lying on its side."""
+    image: Image, views: Sequence[View], views_if_turned: Sequence[View], resample: int
+) -> list[npt.NDArray[np.uint8]]:
+    """Of each view [height, width, colours]: the right way up, on white where it is transparent. The second views are
+    for an image that was stored lying on its side."""
     from PIL.Image import Resampling
 
     with in_our_words():
         stored = image.size
         image = _as_rgb(image)
-        wanted = size if image.size == stored else size_if_turned
-        return np.asarray(image.resize(wanted, resample=Resampling(resample)), dtype=np.uint8)
+        pixels = []
+        for view in views if image.size == stored else views_if_turned:
+            shown = image.resize(view.size, resample=Resampling(resample))
+            pixels.append(np.asarray(shown if view.box is None else shown.crop(view.box), dtype=np.uint8))
+        return pixels
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from quire.config.images import MOST_FRAMES, VideoConfig
 from quire.errors import EngineError, RequestError
 from quire.renderer.decoding_process import REFUSED
 from quire.renderer.image_decoder import ImageDecoder, OpenedImage
-from quire.renderer.images import MOST_BYTES, pixels_of
+from quire.renderer.images import MOST_BYTES, View, pixels_of
 from quire.renderer.video_process import HEADER, MOST_PIXELS, Asked
 
 Pixels = npt.NDArray[np.uint8]
@@ -204,7 +204,8 @@ class _Loaded:
     def frames(self, size: tuple[int, int], resample: int) -> Iterator[Pixels]:
         for given in self.images:
             image = _as_image(given, self.where)
-            yield pixels_of(image, size, size, resample)
+            view = [View(size)]
+            yield pixels_of(image, view, view, resample)[0]
 
 
 def _in_memory(frames: Any, metadata: Any, where: str) -> OpenedVideo:
