@@ -7,7 +7,8 @@ import pytest
 
 from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.errors import UserError
-from quire.messages import AbortRequests, ExtendRequest
+from quire.messages import AbortRequests, EngineRequest, ExtendRequest
+from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
 READY, LOADING = "ready", "loading"
@@ -76,7 +77,7 @@ def test_another_version_takes_the_place_when_it_is_ready(house: tuple[EngineAda
     assert names(adapters) == [("sql", 1)]
     worker.ends(2)
     assert names(adapters) == [("sql", 2)]
-    adapters.drop_unused()
+    adapters.settled()
     assert sorted(worker.states) == [2]
 
 
@@ -108,7 +109,7 @@ def test_one_that_is_unloaded_while_it_is_loaded_is_never_listed(house: tuple[En
     worker.ends(1)
     assert names(adapters) == []
     assert adapters.load("sql", "/a") == 2
-    adapters.drop_unused()
+    adapters.settled()
     assert sorted(worker.states) == [2]
 
 
@@ -141,6 +142,11 @@ class Served:
         return sorted(self.worker.states)
 
 
+def meant(served: Served, number: int) -> int:
+    message = EngineRequest(request_id=99, prompt_token_ids=[1], sampling=SamplingParams(), adapter=number)
+    return served.adapters.meant_by(message).adapter
+
+
 def test_a_request_on_its_way_to_a_version_gets_the_one_that_took_its_place() -> None:
     served = Served(3, 1)
     for number in (2, 3):
@@ -149,9 +155,9 @@ def test_a_request_on_its_way_to_a_version_gets_the_one_that_took_its_place() ->
         served.adapters.all()
         served.add(number, number - 1)
         assert served.core.scheduler.lifecycle.requests[number].message.adapter == number
-    assert served.adapters.newest(1) == 1, "the one before the last is known to nobody who asks now"
+    assert meant(served, 1) == 1, "the one before the last is known to nobody who asks now"
     served.adapters.unload(3)
-    assert served.adapters.newest(2) == 2, "nothing took its place for good"
+    assert meant(served, 2) == 2, "nothing took its place for good"
 
 
 def test_the_least_recently_used_of_the_idle_ones_leaves() -> None:

@@ -115,15 +115,15 @@ def test_the_client_hears_of_a_step_as_one_message():
     feed.watch(heard.append)
     core.add(1, list(range(13)), max_tokens=2)
     core.run()
-    feed.follow()
-    feed.follow()
+    feed.settled()
+    feed.settled()
     [message] = heard
     assert set(message.stored) == named_in(core)
     assert (message.removed, message.is_cleared) == ([], False)
     # who comes later hears what is still there
     assert set(feed.held().stored) == set(message.stored)
     core.scheduler.reset_prefix_cache()
-    feed.follow()
+    feed.settled()
     assert feed.held() is None
 
 

@@ -24,7 +24,8 @@ class Ticks:
 def test_every_part_of_a_step_is_counted(is_async):
     under_test = CoreUnderTest(is_async=is_async)
     clock = Ticks()
-    times = under_test.core.times = StepTimes(clock, CORE_PHASES)
+    times = StepTimes(clock, CORE_PHASES)
+    under_test.core.count_times(times)
     under_test.add(1, list(range(1, 10)), max_tokens=4)
     under_test.run()
     statistics = times.statistics()
@@ -41,7 +42,8 @@ def test_every_part_of_a_step_is_counted(is_async):
 
 def test_a_steady_step_sends_what_changed():
     under_test = CoreUnderTest(block_size=16, budget=128)
-    under_test.core.times = times = StepTimes(Ticks(), CORE_PHASES)
+    times = StepTimes(Ticks(), CORE_PHASES)
+    under_test.core.count_times(times)
     decided = []
     under_test.core.watch_steps(lambda decision, work: decided.append(decision))
     for number in range(1, 5):

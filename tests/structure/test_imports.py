@@ -35,6 +35,7 @@ ROOMS = {
         "quire.engine_core.request",
         "quire.engine_core.rows",
         "quire.engine_core.block_table",
+        "quire.engine_core.step_observer",
         "quire.engine_core.whole_ranges",
     ),
     "scheduler": ("quire.engine_core.scheduler",),

@@ -44,7 +44,7 @@ FLOORS = {
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
         ("block_table", "driver", "executor", "kv_event_publisher", "rows", "unread_frames"),
-        ("whole_ranges",),
+        ("step_observer", "whole_ranges"),
     ),
 }
 

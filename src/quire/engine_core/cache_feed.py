@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
 from quire.engine_core.kv_event_publisher import KVEventPublisher
+from quire.engine_core.step_observer import StepObserver
 from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.messages import CacheChanged
 
 
-class CacheFeed:
+class CacheFeed(StepObserver):
     def __init__(self, log: CacheChangeLog, publisher: KVEventPublisher | None, *, tells_client: bool) -> None:
         # what the pool is told
         self.changes = log
@@ -28,7 +29,7 @@ class CacheFeed:
         names = self.changes.told() if self._tells_client else []
         return CacheChanged(stored=names) if names else None
 
-    def follow(self) -> None:
+    def settled(self) -> None:
         events = self.changes.take()
         if not events:
             return

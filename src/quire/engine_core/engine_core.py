@@ -15,6 +15,7 @@ from quire.engine_core.executor.executor import STEP_TIMES, Executor, PendingSte
 from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.engine_core.step_observer import StepObserver, StepObservers, TimedSteps, WatchedDecisions
 from quire.engine_core.weights import Weights
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
@@ -61,13 +62,17 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
-        self._adapters = scheduler.adapters
         self._feed = feed
         self._memory = memory or NoIdleMemory()
-        self.times = times or NoStepTimes()
+        # for whoever drives it, and has parts of its own to count
+        self.times = NoStepTimes()
+        self._observers = StepObservers(scheduler.prerequisites.kinds)
+        if feed is not None:
+            self._observe(feed)
+        if times is not None:
+            self.count_times(times)
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
-        self._on_step: Callable[[SchedulerOutput, int], None] = _tell_nobody
         kept = scheduler.manager.kept
         self._weights = Weights(scheduler, executor.control)
         self._operations: dict[str, ControlOperation] = {
@@ -82,7 +87,7 @@ class EngineCore:
             "check_invariants": self._checked,
             **self._weights.operations(),
             **Observation(scheduler).operations(),
-            **scheduler.adapters.operations(),
+            **scheduler.prerequisites.operations(),
         }
 
     # ------------------------------------------------------------------------------------------ messages in
@@ -132,51 +137,43 @@ class EngineCore:
         Requests that ended without running (refused, aborted) are reported here as well.
         """
         failpoint("before_schedule")
-        times = self.times
-        times.begin()
+        observers = self._observers
+        observers.begins()
         decision = self.scheduler.schedule()
         if decision is not None:
-            self._on_step(decision, self.scheduler.work_in_flight)
+            observers.decided(decision, self.scheduler.work_in_flight)
             failpoint("before_execute")
-            times.sent("decisions", decision.num_column_bytes)
-            times.ends("schedule")
+            observers.ends("schedule")
             self._in_flight.append(self.executor.execute(decision))
-            times.ends("execute")
+            observers.ends("execute")
         else:
-            times.ends("schedule")
+            observers.ends("schedule")
         if len(self._in_flight) > (self._depth if decision is not None else 0):
             answer = self._in_flight.popleft().result()
-            times.ends("wait")
+            observers.ends("wait")
             outputs = self.scheduler.update_from_output(answer)
         else:
-            self._is_idle = not self._in_flight and not self.scheduler.wait_for_blocks()
+            self._is_idle = not self._in_flight and not self.scheduler.wait_for_prerequisites()
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        self._follow()
+        observers.settled()
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
-        times.ends("update")
+        observers.ends("update")
         return outputs
-
-    def _follow(self) -> None:
-        """The results of a step are known, and requests may have let go of something."""
-        if self._adapters.leaving:
-            self._adapters.drop_unused()
-        if self._feed is not None:
-            self._feed.follow()
 
     def steady_horizon(self, *, beyond_ends: bool = False) -> tuple[IntArray, IntArray]:
         """(rows, steps of each): each of these rows gets one token in so many steps from the next one on, and nothing
         else happens but that they end, in the last of these steps or, `beyond_ends`, in any. For whoever knows without
         a worker what the steps sample, and what they take."""
-        if self._in_flight or self._on_step is not _tell_nobody:
+        if self._in_flight or self._observers.needs_decisions:
             return NO_INTS, NO_INTS
         return self.scheduler.steady_horizon(beyond_ends=beyond_ends)
 
     def begin_leap(self, *, beyond_ends: bool = False) -> tuple[SchedulerOutput, IntArray] | None:
         """Decides a step, where `steady_horizon` has nothing to say. If each of its rows samples a token in it and
         in steps after it: what was decided, and steps of each row; `advance` makes these. None: `step` makes it."""
-        if self._in_flight or self._on_step is not _tell_nobody:
+        if self._in_flight or self._observers.needs_decisions:
             return None
         return self.scheduler.begin_leap(beyond_ends=beyond_ends)
 
@@ -188,14 +185,22 @@ class EngineCore:
         held = self.scheduler.advance(rows, steps, sample)
         outputs = EngineOutputs(step=0)
         self.scheduler.take_events(outputs)
-        self._follow()
+        self._observers.settled()
         if self._check_invariants:
             self._checked()
         return held, outputs
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
         """Has `on_step` called before each step: what was decided, and the tokens of all steps under way with it."""
-        self._on_step = on_step
+        self._observe(WatchedDecisions(on_step))
+
+    def count_times(self, times: NoStepTimes) -> None:
+        """Has the parts of each step counted there."""
+        self.times = times
+        self._observe(TimedSteps(times))
+
+    def _observe(self, observer: StepObserver) -> None:
+        self._observers = StepObservers((*self._observers.observers, observer))
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
@@ -238,7 +243,3 @@ class EngineCore:
     def _checked(self) -> bool:
         self.scheduler.check_invariants()
         return True
-
-
-def _tell_nobody(decision: SchedulerOutput, work: int) -> None:
-    """Nobody watches the steps."""

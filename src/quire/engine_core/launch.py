@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, KVConnectorConfig, WorkerConfig
@@ -34,6 +34,7 @@ from quire.engine_core.scheduler.constraints import (
 )
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.prerequisites import Prerequisite
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.shared_blocks import transfers_with
@@ -92,7 +93,10 @@ def build_engine_core(
     kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
     layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
     connector = make_half(config.kv_connector, layout)
-    adapters = EngineAdapters(executor.control, config.worker.max_cpu_loras)
+    # numbers are this engine's own
+    adapters = EngineAdapters(
+        executor.control, config.worker.max_cpu_loras, content_names_blocks=isinstance(connector, NamedBlocks)
+    )
     is_ahead, reason = _runs_ahead(config, measured)
     # a step for each stage of a pipeline, and one that is decided while they run
     depth = config.worker.grid.pipeline - 1 + is_ahead
@@ -105,7 +109,7 @@ def build_engine_core(
         budget=budget,
         speculation=speculation,
         connector=connector,
-        adapters=adapters,
+        prerequisites=[adapters],
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
@@ -157,7 +161,7 @@ def make_scheduler(
     budget: StepBudget | None = None,
     speculation: Speculation | None = None,
     connector: SchedulerHalf | NamedBlocks | None = None,
-    adapters: EngineAdapters | None = None,
+    prerequisites: Sequence[Prerequisite] = (),
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
@@ -199,9 +203,7 @@ def make_scheduler(
         speculation=speculation,
         transfers=transfers_with(connector, manager, recovery.seconds_per_token),
         constraints=_constraints(config, num_cohorts),
-        adapters=adapters,
-        # numbers are this engine's own
-        adapter_contents=adapters.contents if adapters and isinstance(connector, NamedBlocks) else None,
+        prerequisites=prerequisites,
         sees_all=config.facts.sees_all,
     )
 

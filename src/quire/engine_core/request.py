@@ -174,7 +174,7 @@ class Request:
         prompt: Tokens,
         *,
         is_private: bool,
-        adapter_content: bytes = b"",
+        content: bytes = b"",
         sees_all: bool = False,
     ) -> None:
         """`sees_all`: the tokens of any prompt see each other."""
@@ -194,7 +194,7 @@ class Request:
         self.max_total = 0
         self.is_private = is_private
         # what besides the tokens changes a block's content or its visibility
-        self.user_key = user_key(message, adapter_content)
+        self.user_key = user_key(message, content)
         # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's
         self.scope = message.tenant.cache_scope.encode() if message.tenant is not None else b""
         self.num_public_blocks = 0

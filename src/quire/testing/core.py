@@ -19,6 +19,7 @@ from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.prerequisites import Prerequisite
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.shared_blocks import transfers_with
@@ -107,6 +108,7 @@ class CoreUnderTest:
         speculation: Speculation | None = None,
         constraints: Sequence[Constraint] = (),
         adapters: EngineAdapters | None = None,
+        prerequisites: Sequence[Prerequisite] = (),
         store: PrefixStore | None = None,
         tiers: Tiers | None = None,
         free_order: Sequence[int] | None = None,
@@ -176,7 +178,7 @@ class CoreUnderTest:
             speculation=speculation,
             transfers=transfers_with(half, self.manager, recovery.seconds_per_token),
             constraints=constraints,
-            adapters=adapters,
+            prerequisites=[adapters or loaded_adapters(0), *prerequisites],
         )
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size

@@ -8,7 +8,7 @@ A number is given once and never again, so that blocks and rows of an older vers
 one. An adapter keeps its number while it is evicted: the workers take back none but the same bytes. Reading goes on in
 the workers beside the steps, few at a time, and whoever waits for it stands in nobody's way. One that is unloaded takes
 no new request, and leaves when its last request has ended. Several front ends may load at the same time: a name has one
-adapter, and while it is being loaded one more. Called by EngineCore for clients, and by Scheduler and Lifecycle for
+adapter, and while it is being loaded one more. Called by EngineCore for clients, and as one of the prerequisites of
 requests.
 """
 
@@ -18,9 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from quire.config.lora import MOST_LOADING
 from quire.engine_core.request import Request
+from quire.engine_core.scheduler.prerequisites import Prerequisite
 from quire.errors import UserError
+from quire.messages import EngineRequest
 
 # (operation of the worker, its arguments) -> result
 WorkerControl = Callable[[str, dict[str, Any]], Any]
@@ -39,13 +43,15 @@ class _Adapter:
     waiting: dict[int, Request] = field(default_factory=dict)
 
 
-class EngineAdapters:
+class EngineAdapters(Prerequisite):
     """The registry. `loaded` holds the numbers that requests may name."""
 
-    def __init__(self, control: WorkerControl, most: int) -> None:
-        """At most so many in memory; 0: the engine has no slots for any."""
+    def __init__(self, control: WorkerControl, most: int, *, content_names_blocks: bool = False) -> None:
+        """At most so many in memory; 0: the engine has no slots for any. `content_names_blocks`: blocks go by what is
+        in an adapter, because its number is this engine's own and others read them."""
         self._control = control
         self._most = most
+        self._content_names_blocks = content_names_blocks
         self._adapters: dict[int, _Adapter] = {}
         # those in the workers' memory or on their way there, the least recently used first
         self._in_memory: dict[int, None] = {}
@@ -64,7 +70,7 @@ class EngineAdapters:
         self._successors: dict[int, int] = {}
         self.loaded: set[int] = set()
         # of those: what tells an adapter from all others, in any engine
-        self.contents: dict[int, bytes] = {}
+        self._contents: dict[int, bytes] = {}
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -129,18 +135,22 @@ class EngineAdapters:
 
     # ------------------------------------------------------------------------------------------ for requests
 
-    def newest(self, number: int) -> int:
-        """What a request that arrives with this number is to use: another version may have been loaded since its client
-        looked the name up."""
-        return self._successors.get(number, number)
+    def meant_by(self, message: EngineRequest) -> EngineRequest:
+        """Another version may have been loaded since its client looked the name up."""
+        newest = self._successors.get(message.adapter)
+        return message if newest is None else msgspec.structs.replace(message, adapter=newest)
 
-    def may_name(self, request: Request) -> bool:
-        """Whether its adapter is loaded and not about to leave. Whoever uses it already goes on."""
+    def content_of(self, message: EngineRequest) -> bytes:
+        return self._contents.get(message.adapter, b"") if self._content_names_blocks else b""
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        """Only what is loaded and not about to leave. Whoever uses it already goes on, also with more of its prompt."""
         number = request.message.adapter
-        return not number or number in self.loaded or request.request_id in self._number_by_user
+        if not number or number in self.loaded or request.request_id in self._number_by_user:
+            return None
+        return "The adapter of this request is not loaded any more. Load it again, or name another model."
 
     def ask(self, request: Request) -> bool:
-        """It has arrived; whether it waits for its adapter. `arrived` then says when no more."""
         number = request.message.adapter
         adapter = self._adapters.get(number)
         if adapter is None:
@@ -155,7 +165,6 @@ class EngineAdapters:
         return True
 
     def arrived(self) -> list[tuple[Request, str | None]]:
-        """Those that wait no longer, and why they cannot go on, if they cannot."""
         if not (self._wanted or self._answers or self._loading):
             return []
         self._look()
@@ -176,14 +185,13 @@ class EngineAdapters:
             self._wanted.pop(number, None)
 
     def wait(self) -> bool:
-        """Nothing else is to be done: until one has been read, or a few milliseconds. False: none is being read."""
         if self._loading:
             self._control("await_adapter", {"number": next(iter(self._loading))})
         return bool(self._loading)
 
-    def drop_unused(self) -> None:
-        """Those that are leaving and that nobody needs any more."""
-        for number in list(self.leaving):
+    def settled(self) -> None:
+        """Those that are leaving and that nobody needs any more are dropped."""
+        for number in list(self.leaving) if self.leaving else ():
             adapter = self._adapters[number]
             if not (adapter.num_users or adapter.waiting):
                 self._drop(number)
@@ -283,7 +291,7 @@ class EngineAdapters:
                 self.unload(before)
                 self._successors[before] = number
         adapter.is_ready = True
-        self.contents[number] = content.encode()
+        self._contents[number] = content.encode()
         self.loaded.add(number)
 
     def _forget_versions_before(self, number: int) -> None:
@@ -292,7 +300,7 @@ class EngineAdapters:
     def _drop(self, number: int) -> None:
         self.leaving.discard(number)
         self.loaded.discard(number)
-        self.contents.pop(number, None)
+        self._contents.pop(number, None)
         self._wanted.pop(number, None)
         self._loading.pop(number, None)
         self._in_memory.pop(number, None)

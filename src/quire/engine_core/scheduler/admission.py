@@ -12,7 +12,7 @@ import numpy as np
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
-from quire.engine_core.scheduler.transfers import Transfers
+from quire.engine_core.scheduler.prerequisites import Prerequisites
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
 from quire.pooling_params import CLS, MEAN, POOLINGS
 
@@ -24,7 +24,7 @@ class Admission:
         self,
         manager: KVCacheManager,
         constraints: tuple[Constraint, ...],
-        transfers: Transfers,
+        prerequisites: Prerequisites,
         step_tokens: int,
         max_model_len: int,
         vocab_size: int,
@@ -34,8 +34,7 @@ class Admission:
         self._pool = manager.pool
         self._kept = manager.kept
         self._estimates = manager.estimates
-        self._constraints = constraints
-        self._transfers = transfers
+        self._limits: tuple[Constraint | Prerequisites, ...] = (*constraints, prerequisites)
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -68,15 +67,8 @@ class Admission:
             return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
-        reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
-        refusal = next((reason for reason in reasons if reason is not None), None)
-        if refusal is None and message.transfer is not None:
-            refusal = self._transfers.reason_to_refuse(request)
-        return refusal
-
-    def awaits_blocks(self, request: Request) -> bool:
-        """Some of its blocks lie elsewhere, and are worth waiting for."""
-        return self._transfers.ask(request)
+        reasons = (limit.reason_to_refuse(request) for limit in self._limits)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def reason_of_memory(self, request: Request) -> str | None:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""

@@ -6,7 +6,6 @@ depends on who gives way, which is the scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,18 +156,6 @@ class Uncut(Constraint):
         # a fork may begin at the last token of a range
         limited: IntArray = np.maximum(rows.taken_back(row, start + num_tokens) - start, 0)
         return limited
-
-
-@dataclass(frozen=True)
-class KnownAdapters(Constraint):
-    """Only what is loaded and not about to leave. Whoever uses it already goes on, also with more of its prompt."""
-
-    may_name: Callable[[Request], bool]
-
-    def reason_to_refuse(self, request: Request) -> str | None:
-        if self.may_name(request):
-            return None
-        return "The adapter of this request is not loaded any more. Load it again, or name another model."
 
 
 class Permits(Constraint):

@@ -7,11 +7,10 @@ that is the scheduler's. Decoding methods reach it through the verbs of 3.5.2 (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from quire.engine_core.decoding import make_method
@@ -19,9 +18,9 @@ from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows, Tokens
-from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.admission import Admission, further_ids
 from quire.engine_core.scheduler.first_tokens import FirstTokens
+from quire.engine_core.scheduler.prerequisites import Prerequisites
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
@@ -122,13 +121,10 @@ class Lifecycle:
         admission: Admission,
         speculation: Speculation,
         in_flight: StepsInFlight,
-        adapters: EngineAdapters,
-        adapter_contents: Mapping[int, bytes],
+        prerequisites: Prerequisites,
         first_tokens: FirstTokens,
     ) -> None:
-        """`adapter_contents`: by number, where the contents of adapters name blocks and not their numbers."""
-        self._adapters = adapters
-        self._adapter_contents = adapter_contents
+        self._prerequisites = prerequisites
         self._first_tokens = first_tokens
         self.requests: dict[int, Request] = {}
         # those of whose prompts more may come, and those that need permits
@@ -163,8 +159,7 @@ class Lifecycle:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
-        if (adapter := self._adapters.newest(message.adapter)) != message.adapter:
-            message = msgspec.structs.replace(message, adapter=adapter)
+        message = self._prerequisites.meant_by(message)
         can = self._admission
         refusal = can.bad_ids(message.prompt_token_ids) or can.bad_ids(further_ids(message))
         refusal = refusal or can.bad_handle(message) or can.bad_pooling(message) or can.bad_permits(message)
@@ -183,7 +178,7 @@ class Lifecycle:
             self.num_arrivals,
             prompt,
             is_private=not self._manager.keeps_contents,
-            adapter_content=self._adapter_contents.get(message.adapter, b""),
+            content=self._prerequisites.content_of(message),
             sees_all=can.sees_all,
         )
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
@@ -200,21 +195,15 @@ class Lifecycle:
         if self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
             return
         self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
-        if self._adapters.ask(request) or can.awaits_blocks(request):
-            self._await(request)
+        if self._prerequisites.ask(request):
+            self.queues.remove(request)
+            self.queues.await_arrival(request)
 
-    def go_on(self, request: Request, refusal: str | None) -> None:
-        """Its adapter has come, or will not come. It may have ended meanwhile."""
-        if request.status is not Status.WAITING or self._refuse(request, refusal):
-            return
-        if self._admission.awaits_blocks(request):
-            self._await(request)
-        else:
-            self.queues.add(request)
-
-    def _await(self, request: Request) -> None:
-        self.queues.remove(request)
-        self.queues.await_arrival(request)
+    def line_up_ready(self) -> None:
+        """Those that wait for nothing any more get their places in line, or hear why they cannot go on."""
+        for request, refusal in self._prerequisites.arrived():
+            if not self._refuse(request, refusal):
+                self.queues.add(request)
 
     def _prompt_of(self, message: EngineRequest) -> Tokens:
         """What was sent, behind what it continues."""
@@ -542,7 +531,7 @@ class Lifecycle:
         if request.status is Status.RUNNING:
             self.running.leave(request)
         self.queues.end(request)
-        self._adapters.ended(request)
+        self._prerequisites.ended(request)
         request.become(Status.ENDED)
         del self.requests[request.request_id], self._methods[request.request_id]
         self.open_inputs.pop(request.request_id, None)

@@ -30,7 +30,7 @@ class WaitingQueues:
         self._priorities: list[int] = []
         # streamed input of which not a token has come
         self._silent: Line = OrderedDict()
-        # whose blocks or adapters are on their way from elsewhere: they stand in no line, and in nobody's way
+        # who waits for something that comes from elsewhere: they stand in no line, and in nobody's way
         self._awaiting: Line = OrderedDict()
         self._preempted: Line = OrderedDict()
 
@@ -48,7 +48,7 @@ class WaitingQueues:
 
     @property
     def num_awaiting(self) -> int:
-        """Those whose blocks or adapters are on their way from elsewhere."""
+        """Those that wait for something that comes from elsewhere."""
         return len(self._awaiting)
 
     def is_awaiting(self, request: Request) -> bool:

@@ -11,7 +11,7 @@ Numbers in parentheses, here and everywhere, are sections of the thesis "vLLM" (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,13 +22,11 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request
 from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.constraints import (
     CheckpointBoundaries,
     Constraint,
-    KnownAdapters,
     ModelLength,
     Permits,
     RowLimit,
@@ -38,13 +36,13 @@ from quire.engine_core.scheduler.first_tokens import FirstTokens
 from quire.engine_core.scheduler.leap import Leap
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.prerequisites import Prerequisite, Prerequisites
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.errors import UserError
 from quire.kv_connectors.connector import NoSchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, PermitTokens, SchedulerOutput, StepOutput
 
@@ -71,40 +69,38 @@ class Scheduler:
         speculation: Speculation | None = None,
         transfers: Transfers | None = None,
         constraints: Sequence[Constraint] = (),
-        adapters: EngineAdapters | None = None,
-        adapter_contents: Mapping[int, bytes] | None = None,
+        prerequisites: Sequence[Prerequisite] = (),
         sees_all: bool = False,
     ) -> None:
-        """`sees_all`: the tokens of a prompt see each other, so that it is computed in one step."""
+        """`prerequisites`: what a request may wait for, beside blocks that come from elsewhere. `sees_all`: the tokens
+        of a prompt see each other, so that it is computed in one step."""
         self.manager = manager
         self.rows = rows
         self.policy = policy
         self.recovery = recovery
         self.speculation = speculation or NoSpeculation()
         self._transfers = transfers or Transfers(NoSchedulerHalf(), manager.block_size)
-        self.adapters = adapters or EngineAdapters(_no_workers, 0)
+        self.prerequisites = Prerequisites((*prerequisites, self._transfers))
         self.budget = budget
         uncut = Uncut(self.max_num_batched_tokens)
         self._constraints = (Permits(), *constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = self.max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(self.adapters.may_name), uncut)
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), uncut)
         self._steady = manager.steady
         self._cache = manager.cache
         self._admission = Admission(
-            manager, (*always, *constraints), self._transfers, reach, max_model_len, vocab_size, sees_all
+            manager, (*always, *constraints), self.prerequisites, reach, max_model_len, vocab_size, sees_all
         )
         self._in_flight = StepsInFlight()
         self._first_tokens = FirstTokens(rows)
-        contents = {} if adapter_contents is None else adapter_contents
         self.lifecycle = Lifecycle(
             manager,
             rows,
             self._admission,
             self.speculation,
             self._in_flight,
-            self.adapters,
-            contents,
+            self.prerequisites,
             self._first_tokens,
         )
         self.running = self.lifecycle.running
@@ -209,10 +205,7 @@ class Scheduler:
     def _grant(self, *, may_leap: bool) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some.
         `may_leap`: where it is certain that those who run get a token each, and their blocks, they get the tokens."""
-        for waiting, refusal in self.adapters.arrived():
-            self.lifecycle.go_on(waiting, refusal)
-        for request in self._transfers.arrived():
-            self.queues.add(request)
+        self.lifecycle.line_up_ready()
         self._granted[:] = 0
         self.admission_control.begin_step(self._num_steps, has_results_to_come=bool(self._in_flight))
         self._are_plain = may_leap and self._grant_plainly()
@@ -224,9 +217,9 @@ class Scheduler:
         granted: IntArray = self._granted.nonzero()[0]
         return granted
 
-    def wait_for_blocks(self) -> bool:
+    def wait_for_prerequisites(self) -> bool:
         """Nothing is to be done: a few milliseconds, for what comes from elsewhere. False: nobody waits for that."""
-        return self._transfers.wait() or self.adapters.wait()
+        return self.prerequisites.wait()
 
     def steady_horizon(self, *, beyond_ends: bool) -> tuple[IntArray, IntArray]:
         """(rows, steps of each): each of these rows gets one token in so many steps, and nothing else happens but that
@@ -659,11 +652,7 @@ class Scheduler:
         assert self._cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
-        self.adapters.check_invariants()
-
-
-def _no_workers(name: str, args: dict[str, Any]) -> Any:
-    raise UserError(f"{name}: this engine has no adapters.")
+        self.prerequisites.check_invariants()
 
 
 def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:

@@ -101,7 +101,8 @@ class SharedBlocks(Transfers):
         self._waiting[request.request_id] = request
         return True
 
-    def arrived(self) -> list[Request]:
+    def arrived(self) -> list[tuple[Request, str | None]]:
+        """What comes is there, or does not come in time: then it is computed."""
         if not self._asked:
             return []
         numbers = self._blocks.arrived()
@@ -111,7 +112,7 @@ class SharedBlocks(Transfers):
         self._beginning = []
         for request in looked_at:
             self._look_at(request)
-        return [request for request in arrived if request.status is Status.WAITING]
+        return [(request, None) for request in arrived]
 
     def _look_at(self, request: Request) -> None:
         number = request.request_id

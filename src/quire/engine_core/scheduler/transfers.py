@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence
+from quire.engine_core.scheduler.prerequisites import Prerequisite
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, Found, SchedulerHalf, StepTransfers
 from quire.messages import KVTransfer
 
@@ -27,7 +28,7 @@ class Fetch:
     last: int
 
 
-class Transfers:
+class Transfers(Prerequisite):
     """Asked for requests with a transfer alone. One that asks for what no connector can do is refused."""
 
     def __init__(self, connector: SchedulerHalf, block_size: int) -> None:
@@ -43,21 +44,10 @@ class Transfers:
         """Whether KV of it could come from elsewhere, or is to go there."""
         return request.message.transfer is not None
 
-    def ask(self, request: Request) -> bool:
-        """It has arrived; whether it waits for blocks that come from elsewhere. `arrived` then says when no more."""
-        return False
-
-    def arrived(self) -> list[Request]:
-        """Those that wait no longer, because what comes is there, or does not come in time."""
-        return []
-
-    def wait(self) -> bool:
-        """Nothing else is to be done: until something arrives, or a few milliseconds. False: nobody waits for that."""
-        return False
-
     def reason_to_refuse(self, request: Request) -> str | None:
         transfer = request.message.transfer
-        assert transfer is not None
+        if transfer is None:
+            return None
         num_sent = len(request.message.prompt_token_ids)
         if not 0 <= transfer.num_output_tokens < max(1, num_sent):
             return f"transfer: num_output_tokens={transfer.num_output_tokens} of {num_sent} tokens that were sent."
