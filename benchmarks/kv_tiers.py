@@ -78,10 +78,9 @@ class Streams:
     """A core that always has so many requests, each step timed."""
 
     def __init__(self, address: str, seed: int, host_bytes: int) -> None:
-        args = {**ARGS, "stores": [address], "host_bytes": host_bytes}
+        tiers = {"name": "tiered", **ARGS, "stores": [address], "host_bytes": host_bytes}
         options = EngineOptions(
-            kv_connector="tiered",
-            kv_connector_args=args,
+            kv_connector=tiers,
             num_gpu_blocks_override=400,
             max_num_seqs=NUM_STREAMS,
             # who has waited in vain comes together with others: the step is bounded by its budget

@@ -35,11 +35,13 @@ from quire.worker import kernels
 from quire.worker.kernels.cpu.program import Program
 
 NUM_FLOATS, NUM_SUMS, SUMS_OF_A_PROGRAM = 2048, 4000, 100
+# a file beside the model
+INVARIANT = ("--config", "invariant.yaml")
 ENGINES = {
     "one worker": ("--num-threads", "2"),
     "two workers": ("--num-threads", "1", "--tensor-parallel-size", "2"),
-    "one worker, invariant": ("--num-threads", "2", "--rank-invariant"),
-    "two workers, invariant": ("--num-threads", "1", "--tensor-parallel-size", "2", "--rank-invariant"),
+    "one worker, invariant": ("--num-threads", "2", *INVARIANT),
+    "two workers, invariant": ("--num-threads", "1", "--tensor-parallel-size", "2", *INVARIANT),
     "two stages": ("--num-threads", "1", "--pipeline-parallel-size", "2"),
 }
 BASE = "one worker"
@@ -108,7 +110,7 @@ def bench(folder: Path, *options: str) -> tuple[float, float]:
         "--max-model-len", "1024", "--kv-cache-memory-bytes", str(2**29), "--input-length", "32", "--json", *options,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder)
     found = json.loads(done.stdout.splitlines()[-1])
     return float(found["inter_token_latency_ms"]["p50"]), float(found["output_tokens_per_second"])
 
@@ -119,6 +121,7 @@ def measure_engines(engines: dict[str, tuple[str, ...]], rounds: int, output_len
     with tempfile.TemporaryDirectory() as name:
         folder = shape_0_6b_config(Path(name))
         write_tokenizer(folder)
+        (folder / INVARIANT[1]).write_text("rank_invariant: true\n")
         for _ in range(rounds):
             for load, (at_once, count) in LOADS.items():
                 for engine, more in engines.items():

@@ -109,7 +109,10 @@ class FlexibleArgumentParser(CommandParser):
     """argparse, with dashes or underscores, that knows the engine's flags after EngineArgs.add_cli_args."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        return self.parse(sys.argv[1:] if args is None else args)
+        parsed = self.parse(sys.argv[1:] if args is None else args)
+        # what the file says is in the others
+        vars(parsed).pop("config", None)
+        return parsed
 
 
 class EngineArgs(vllm_engine.EngineArgs):

@@ -77,12 +77,12 @@ FEATURES = {
         Feature(SESSIONS),
         Feature(
             DISAGGREGATION,
-            options={"kv_connector": "tiered", "enable_prefix_caching": True},
+            options={"kv_connector": {"name": "tiered"}, "enable_prefix_caching": True},
             sign="fetched_tokens_total",
         ),
         Feature(
             TIERS,
-            options={"kv_connector": "tiered", "enable_prefix_caching": True},
+            options={"kv_connector": {"name": "tiered"}, "enable_prefix_caching": True},
             sign="fetched_tokens_total",
         ),
     )

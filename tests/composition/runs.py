@@ -269,7 +269,12 @@ class _Run:
         if self._names & {f.DISAGGREGATION, f.TIERS}:
             # nothing is too cheap to be moved; of states, only where a prompt goes on elsewhere
             rule = "cost" if {f.STATES, f.TIERS} <= self._names else "always"
-            options["kv_connector_args"] = {"stores": [self._house.store()], "rule": rule, "max_wait": 60.0}
+            options["kv_connector"] = {
+                "name": "tiered",
+                "stores": [self._house.store()],
+                "rule": rule,
+                "max_wait": 60.0,
+            }
         return options
 
     def _has_one_output(self, number: int) -> bool:

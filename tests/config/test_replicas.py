@@ -37,7 +37,7 @@ def test_the_key_of_the_names_is_not_shown():
     ("options", "why"),
     [
         ({"engine_process": False}, "engine_process=False"),
-        ({"kv_connector": "memory", "kv_connector_args": {"store": "x"}}, "kv_connector"),
+        ({"kv_connector": {"name": "memory", "store": "x"}}, "kv_connector=memory"),
         ({"device": "cuda"}, "device=cuda"),
     ],
 )

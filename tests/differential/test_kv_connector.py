@@ -55,7 +55,7 @@ class Engine(TokenEngine):
             "check_invariants": True,
         }
         if store is not None:
-            values |= {"kv_connector": "memory", "kv_connector_args": {"store": store}}
+            values |= {"kv_connector": {"name": "memory", "store": store}}
         super().__init__(model=str(path), **(values | options))
 
 
@@ -220,10 +220,10 @@ def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kv_connector": "memroy"}, 'must be one of memory, tiered. Did you mean "memory"'),
-        ({"kv_connector": "memory", "kv_connector_args": {"stroe": "a"}}, "stroe"),
-        ({"kv_connector": "memory", "kv_connector_args": {"max_bytes": -1}}, "max_bytes=-1"),
-        ({"kv_connector_args": {"store": "a"}}, "said by kv_connector"),
+        ({"kv_connector": {"name": "memroy"}}, 'must be one of memory, tiered. Did you mean "memory"'),
+        ({"kv_connector": {"name": "memory", "stroe": "a"}}, "stroe"),
+        ({"kv_connector": {"name": "memory", "max_bytes": -1}}, "max_bytes=-1"),
+        ({"kv_connector": {"store": "a"}}, "has no name"),
     ],
 )
 def test_a_wrong_option_says_what_is_wrong(llama: Path, options: dict[str, Any], reason: str) -> None:

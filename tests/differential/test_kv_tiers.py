@@ -59,7 +59,7 @@ class Engine(TokenEngine):
         args = {"rule": "always", "max_wait": 30.0, **options.pop("tiers", {})}
         values = OPTIONS | options
         if stores:
-            values |= {"kv_connector": "tiered", "kv_connector_args": {"stores": list(stores), **args}}
+            values |= {"kv_connector": {"name": "tiered", "stores": list(stores), **args}}
         super().__init__(model=str(path), **values)
 
 
@@ -202,8 +202,8 @@ def test_a_conversation_of_50_turns_survives_a_kill_and_a_small_pool(
 @pytest.mark.nightly
 def test_a_server_that_is_killed_at_turn_25_computes_only_what_is_new(tmp_path: Path) -> None:
     """Over HTTP, and with SIGKILL."""
-    args = json.dumps({"stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0})
-    command = ["-m", "quire", "serve", "--port", "0", "--kv-connector", "tiered", "--kv-connector-args", args]
+    tiers = json.dumps({"name": "tiered", "stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0})
+    command = ["-m", "quire", "serve", "--port", "0", "--kv-connector", tiers]
     messages: list[dict[str, str]] = []
     before = 0
     with ExitStack() as servers:
@@ -336,14 +336,14 @@ def test_another_tenant_or_another_secret_finds_nothing(
 
 def test_adapters_are_told_by_what_is_in_them(path: Path, tmp_path: Path) -> None:
     """Engines number them in the order in which they are loaded; a name may stand for another one tomorrow."""
-    options = {**OPTIONS, "enable_lora": True, "max_loras": 2, "kv_connector": "tiered"}
-    args = {"stores": [f"file://{tmp_path / 'blocks'}"], "rule": "always", "max_wait": 30.0}
+    options = {**OPTIONS, "enable_lora": True, "max_loras": 2}
+    tiers = {"name": "tiered", "stores": [f"file://{tmp_path / 'blocks'}"], "rule": "always", "max_wait": 30.0}
     adapters = {name: make_adapter(tmp_path / name, path, seed=seed) for seed, name in enumerate("abc")}
     prompt, sampling = {"prompt_token_ids": PROMPTS[4]}, SAMPLINGS[0]
     tokens: dict[str, list[int]] = {}
     for names, num_cached in (("ab", [0, 0]), ("cba", [0, 44, 44])):
         found = []
-        with LLM(str(path), kv_connector_args=args, **options) as llm:
+        with LLM(str(path), kv_connector=tiers, **options) as llm:
             for name in names:
                 (output,) = llm.generate(prompt, sampling, lora_request=LoRARequest(name, 1, str(adapters[name])))
                 assert tokens.setdefault(name, output.outputs[0].token_ids) == output.outputs[0].token_ids
@@ -443,7 +443,7 @@ def test_a_flipped_byte_and_a_missing_block_are_computed(
 
 
 def test_one_option_is_enough(path: Path, tmp_path: Path) -> None:
-    options = {**OPTIONS, "kv_store": f"host, file://{tmp_path}", "kv_store_disk": 0.01, "kv_store_host_memory": 0.01}
+    options = {**OPTIONS, "kv_store": f"host?size=10MiB, file://{tmp_path}?size=10MiB"}
     tokens = []
     for _ in range(2):
         with LLM(str(path), **options) as llm:
@@ -455,11 +455,11 @@ def test_one_option_is_enough(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expected: list[list[int]]) -> None:
-    options = {**OPTIONS, "kv_connector": "tiered", "data_parallel_size": 2}
-    args = {"stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
+    options = {**OPTIONS, "data_parallel_size": 2}
+    tiers = {"name": "tiered", "stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
     greedy = [{"prompt_token_ids": PROMPTS[place]} for place in (0, 2)], [SAMPLINGS[0], SAMPLINGS[2]]
     for is_second in (False, True):
-        with LLM(str(path), kv_connector_args=args, **options) as llm:
+        with LLM(str(path), kv_connector=tiers, **options) as llm:
             outputs = llm.generate(*greedy)
             assert [one.outputs[0].token_ids for one in outputs] == [expected[0], expected[2]]
             assert [one.num_cached_tokens for one in outputs] == ([28, 0] if is_second else [0, 0])
@@ -468,8 +468,8 @@ def test_copies_of_an_engine_share_the_stores(path: Path, tmp_path: Path, expect
 @pytest.mark.nightly
 def test_sessions_and_pinned_prefixes_move_to_another_copy_through_the_stores(path: Path, tmp_path: Path) -> None:
     """The copy that kept them is killed: the other one, and the one in its place, read what it has written."""
-    options = {**OPTIONS, "kv_connector": "tiered", "data_parallel_size": 2}
-    args = {"stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
+    options = {**OPTIONS, "data_parallel_size": 2}
+    tiers = {"name": "tiered", "stores": [f"file://{tmp_path}"], "rule": "always", "max_wait": 30.0}
     greedy = SAMPLINGS[0]
     prompt, more = PROMPTS[4], [50, 51, 52]
 
@@ -478,7 +478,7 @@ def test_sessions_and_pinned_prefixes_move_to_another_copy_through_the_stores(pa
             await asyncio.sleep(0.01)
 
     async def main() -> list[list[int]]:
-        async with AsyncLLM(str(path), kv_connector_args=args, **options) as engine:
+        async with AsyncLLM(str(path), kv_connector=tiers, **options) as engine:
             await engine.pin_prefix(TEXT, "kept")
             async with await engine.open_session() as session:
                 first = await session.generate({"prompt_token_ids": prompt}, greedy)
@@ -525,7 +525,9 @@ def test_sessions_and_pinned_prefixes_move_to_another_copy_through_the_stores(pa
     [
         ({"kv_store": "file:///tmp/x,"}, "an address is empty"),
         ({"kv_store": "tape:///tmp/x"}, "must begin with one of"),
-        ({"kv_store": "host", "kv_connector": "memory"}, "one of the two"),
+        ({"kv_store": "host?size=much"}, r"kv_store=host: size=much: must be a size"),
+        ({"kv_store": "host?bytes=5"}, r"host\?bytes=5: must be a size .* host\?size=4GiB"),
+        ({"kv_store": "host", "kv_connector": {"name": "memory"}}, "one of the two"),
         ({"kv_store": "host", "enable_prefix_caching": False}, "enable_prefix_caching"),
     ],
 )

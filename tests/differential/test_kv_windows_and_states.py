@@ -59,7 +59,7 @@ def open_engine() -> Iterator[Callable[..., TokenEngine]]:
         values = OPTIONS | options
         if store is not None:
             args = {"rule": "always", "max_wait": 30.0, "stores": [f"file://{store}"]}
-            values |= {"kv_connector": "tiered", "kv_connector_args": args}
+            values |= {"kv_connector": {"name": "tiered", **args}}
         opened.append(TokenEngine(model=str(path), **values))
         return opened[-1]
 

@@ -32,7 +32,7 @@ in_both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "
 
 
 def tiers_over(shelf: Shelf | None, *, host_bytes: int = 1 << 20, max_wait: float = 30.0) -> Tiers:
-    settings = TierSettings((), host_bytes, 1 << 20, max_wait, "always")
+    settings = TierSettings((), host_bytes, max_wait, "always")
     stores = [] if shelf is None else [GuardedStore("file:///shelf", shelf, Frames(b"key"))]
     return Tiers(settings, stores)
 

@@ -92,4 +92,4 @@ def test_a_file_of_prefixes_is_pinned_at_start(path: Path, tmp_path: Path) -> No
 
 def test_a_connector_is_refused_in_one_line(path: Path) -> None:
     with pytest.raises(OptionError, match=r"kv_connector=memory: .* has recurrent layers, whose state this connector"):
-        LLM(str(path), kv_connector="memory", **OPTIONS)
+        LLM(str(path), kv_connector={"name": "memory"}, **OPTIONS)

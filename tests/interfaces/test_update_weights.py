@@ -319,7 +319,10 @@ def test_a_replica_without_the_weights_of_the_others_does_not_serve(tmp_path: Pa
 
 def test_keys_that_know_nothing_of_weights_are_refused(tmp_path: Path):
     first, second = two(tmp_path, "llama")
-    with opened(first, kv_connector="memory") as llm, pytest.raises(RequestError, match="kv_connector=memory"):
+    with (
+        opened(first, kv_connector={"name": "memory"}) as llm,
+        pytest.raises(RequestError, match="kv_connector=memory"),
+    ):
         llm.update_weights(second)
 
 

@@ -58,7 +58,7 @@ def test_a_connector_from_outside_the_tree(monkeypatch: pytest.MonkeyPatch, is_b
             kv_connectors.make_worker_half(config)
     else:
         assert kv_connectors.make_worker_half(config) == "/kv"
-        with pytest.raises(OptionError, match=r"kv_connector_args=.*colour"):
+        with pytest.raises(OptionError, match=r"kv_connector=.*colour"):
             kv_connectors.make_worker_half(KVConnectorConfig("elsewhere", {"colour": "red"}))
 
 

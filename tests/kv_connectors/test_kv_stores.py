@@ -20,8 +20,8 @@ class ThroughAPeer:
 
     def __init__(self) -> None:
         first, second = kv_servers.nixl_peers()
-        self._keeps = open_store(first, 1)
-        self._reads = open_store(second, 1)
+        self._keeps = open_store(first)
+        self._reads = open_store(second)
         self.put_many = self._keeps.put_many
         self.exists_many = self._reads.exists_many
         self.get_many = self._reads.get_many
@@ -38,12 +38,12 @@ def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Opens one more client of one store."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "files":
-        yield lambda: open_store(f"file://{folder}", 1 << 30)
+        yield lambda: open_store(f"file://{folder}")
     elif request.param == "nixl":
         yield ThroughAPeer
     else:
         with SERVERS[request.param](folder) as server:
-            yield lambda: open_store(server.address, 1 << 30)
+            yield lambda: open_store(server.address)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_it_knows_of_itself(store: Store) -> None:
 
 
 def files_of(folder: Path, max_bytes: int = 1000) -> Store:
-    return open_store(f"file://{folder}", max_bytes)
+    return open_store(f"file://{folder}?size={max_bytes}")
 
 
 def test_a_folder_is_bounded_and_the_least_recently_read_goes_first(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_bound_holds_for_all_that_share_a_folder_and_after_a_start(tmp_path:
 
 
 def test_one_file_that_cannot_be_read_takes_no_other_with_it(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}", 1 << 20)
+    store = open_store(f"file://{tmp_path}?size=1MiB")
     store.put_many([("a/one", b"1"), ("a/three", b"3")])
     (tmp_path / "a" / "two").mkdir()
     assert store.get_many(["a/one", "a/two", "a/one/four", "a/three"]) == [b"1", None, None, b"3"]
@@ -183,12 +183,13 @@ def test_what_was_not_finished_is_never_read(tmp_path: Path) -> None:
         ("fiel:///var/cache", 'Did you mean "file"'),
         ("file://folder/below", "from the root on"),
         ("file:///proc/nothing/here", "may write into"),
+        ("file:///nowhere?sise=4GiB", r"must be a size .* file:///nowhere\?size=4GiB"),
         ("s4://secret:password@bucket", "s4://bucket"),
     ],
 )
 def test_an_address_that_is_none(address: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason) as caught:
-        open_store(address, 1)
+        open_store(address)
     assert "password" not in str(caught.value)
 
 
@@ -198,7 +199,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "quire.kv_connectors.tiered.stores.redis_server", raising=False)
     with pytest.raises(OptionError, match=r'kv_store=redis://host.*pip install "quire\[valkey\]"'):
-        open_store("redis://user:password@host", 1)
+        open_store("redis://user:password@host")
 
 
 # ---- memory of peers
@@ -226,8 +227,8 @@ def test_a_peer_that_is_gone_is_missing_and_the_others_answer() -> None:
     (first, _), (second, _) = kv_servers.nixl_peers(), kv_servers.nixl_peers()
     ports = [address.split(":")[2].split("?")[0] for address in (first, second)]
     (own,) = kv_servers.free_ports(1)
-    gone, kept = open_store(first, 1), open_store(second, 1)
-    reads = open_store(f"nixl://127.0.0.1:{own}?memory=0.1&peer=127.0.0.1:{ports[0]}&peer=127.0.0.1:{ports[1]}", 1)
+    gone, kept = open_store(first), open_store(second)
+    reads = open_store(f"nixl://127.0.0.1:{own}?memory=0.1&peer=127.0.0.1:{ports[0]}&peer=127.0.0.1:{ports[1]}")
     kept.put_many([(NAMES[1], b"one")])
     gone.put_many([(NAMES[2], b"two")])
     assert reads.get_many(NAMES[1:3]) == [b"one", b"two"]

@@ -208,7 +208,7 @@ def test_what_a_store_takes_is_measured() -> None:
 
 
 def tiers_of(*stores: GuardedStore, rule: str = "cost", max_wait: float = 30.0, host_bytes: int = 1 << 20) -> Tiers:
-    return Tiers(TierSettings((), host_bytes, 1 << 20, max_wait, rule), list(stores))
+    return Tiers(TierSettings((), host_bytes, max_wait, rule), list(stores))
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,14 @@ def test_a_state_is_kept_where_everything_is_moved() -> None:
     ("values", "reason"),
     [
         ({"host_bytes": 0}, "host_bytes=0"),
-        ({"disk_bytes": 1.5}, "disk_bytes=1.5"),
+        ({"host_bytes": 1.5}, "host_bytes=1.5"),
         ({"max_wait": -1}, "max_wait=-1"),
         ({"rule": "never"}, "rule='never'"),
         ({"stores": (1,)}, "addresses"),
     ],
 )
 def test_a_setting_that_is_none(values: dict[str, object], reason: str) -> None:
-    settings = {"stores": (), "host_bytes": 1, "disk_bytes": 1, "max_wait": 1.0, "rule": "cost"}
+    settings = {"stores": (), "host_bytes": 1, "max_wait": 1.0, "rule": "cost"}
     with pytest.raises(OptionError, match=reason):
         TierSettings(**(settings | values))  # type: ignore[arg-type]
 
@@ -379,7 +379,7 @@ def test_a_setting_that_is_none(values: dict[str, object], reason: str) -> None:
 
 
 def test_blocks_go_out_and_come_back() -> None:
-    settings = TierSettings((), 1 << 20, 1 << 20, 1.0, "always")
+    settings = TierSettings((), 1 << 20, 1.0, "always")
     tiers = open_tiers(settings)
     assert open_tiers(settings) is tiers
     worker = TieredWorker(tiers)

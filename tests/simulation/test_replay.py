@@ -294,8 +294,8 @@ def test_a_core_that_died_dies_again_in_the_same_step(model, adapter, tmp_path, 
 def test_what_a_connector_said_is_said_again(model, adapter, tmp_path):
     pick = random.Random(3)
     log = tmp_path / "run.qlog"
-    tiers = {"host_bytes": 4 << 20, "rule": "always"}
-    config = config_for(pick, "sessions", model, log, kv_connector="tiered", kv_connector_args=tiers)
+    tiers = {"name": "tiered", "host_bytes": 4 << 20, "rule": "always"}
+    config = config_for(pick, "sessions", model, log, kv_connector=tiers)
     run(config, messages_of(pick, "tenants", adapter))
     assert "num_near" in {record.question for record in RunLog(log) if isinstance(record, Told)}
     outcome = replayed(log)
@@ -306,8 +306,8 @@ def test_what_a_connector_said_is_said_again(model, adapter, tmp_path):
 def test_a_redacted_log_does_not_say_where_a_store_is(model, adapter, tmp_path):
     pick = random.Random(3)
     log = tmp_path / "run.qlog"
-    tiers = {"stores": [f"file://{tmp_path}/passw0rd"], "host_bytes": 4 << 20}
-    options = {"kv_connector": "tiered", "kv_connector_args": tiers, "record_redact": True}
+    tiers = {"name": "tiered", "stores": [f"file://{tmp_path}/passw0rd"], "host_bytes": 4 << 20}
+    options = {"kv_connector": tiers, "record_redact": True}
     run(config_for(pick, "sessions", model, log, **options), messages_of(pick, "tenants", adapter))
     header = RunLog(log).header
     assert "passw0rd" not in repr(header)

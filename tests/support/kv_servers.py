@@ -120,7 +120,7 @@ def _takes(address: str) -> bool:
     """It can be written to."""
     from quire.kv_connectors.tiered.stores import open_store
 
-    store = open_store(address, 1)
+    store = open_store(address)
     try:
         store.put_many([("probe", b"probe")])
     except Exception:

@@ -62,7 +62,7 @@ class EngineOptions:
     special_tokens_in_messages: bool = option(
         False, "strings such as <|im_end|> in the messages of a chat become special tokens, as in Transformers; else "
         "they are text, and nobody can forge a turn",
-        section="model",
+        section="model", is_file_only=True,
     )  # fmt: skip
     tool_call_parser: str = option(
         "auto", "how calls of tools are found in an answer: auto means by the chat template (docs/tools.md)",
@@ -126,15 +126,17 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "keep and reuse blocks of earlier prompts", section="memory")
     tenant_cache_share: float | None = option(
         None, "part of the KV cache beyond which a tenant's cached blocks are given up before those of others; by "
-        "default the least recently used go first, whose ever they are", section="memory", least=0.0, greatest=1.0,
+        "default the least recently used go first, whose ever they are",
+        section="memory", is_file_only=True, least=0.0, greatest=1.0,
     )  # fmt: skip
     state_checkpoint_interval: int = option(
         256, "of models with recurrent layers: how many tokens lie between copies of a prompt's state that are kept "
-        "for prompts that begin alike; it is rounded up to whole blocks", section="memory", least=1, unit="tokens",
+        "for prompts that begin alike; it is rounded up to whole blocks",
+        section="memory", is_file_only=True, least=1, unit="tokens",
     )  # fmt: skip
     state_checkpoint_share: float = option(
         0.25, "of models with recurrent layers: part of the KV cache that copies of states may take, 0 for none",
-        section="memory", least=0.0, greatest=1.0,
+        section="memory", is_file_only=True, least=0.0, greatest=1.0,
     )  # fmt: skip
     pinned_prefixes: str | None = option(
         None, "JSON file of prompt beginnings to compute at start and to keep for good", section="memory"
@@ -149,33 +151,24 @@ class EngineOptions:
         section="memory", least=0, greatest=2**20, unit="GiB",
     )  # fmt: skip
     swap_directory: str | None = option(
-        None, "folder for a file that holds swapped blocks, instead of memory", section="memory"
+        None, "folder for a file that holds swapped blocks, instead of memory", section="memory", is_file_only=True
     )
     kv_store: str | None = option(
-        None, "where blocks of the prefix cache go on living, the nearest place first: file:///folder, "
-        "redis://host:6379, s3://bucket/prefix, with commas between; or host, for memory alone (docs/kv-tiers.md)",
-        section="memory",
+        None, "where blocks of the prefix cache go on living, the nearest place first, with commas between: "
+        "host?size=1GiB, memory in front of the others, or alone; file:///folder?size=16GiB, redis://host:6379, "
+        "s3://bucket/prefix (docs/kv-tiers.md)",
+        section="memory", parts=("kv_store_host_memory", "kv_store_disk"),
     )  # fmt: skip
-    kv_store_host_memory: float = option(
-        1.0, "host memory in front of kv_store", section="memory", least=2**-20, greatest=2**20, unit="GiB"
-    )
-    kv_store_disk: float = option(
-        16.0, "most that a folder of kv_store may hold", section="memory", least=2**-20, greatest=2**30, unit="GiB"
-    )
     role: str = option(
         "both", "which half of requests this server is for, where others have the other one: prefill computes prompts, "
         "decode goes on from them, by way of kv_store (docs/disaggregation.md)",
         section="memory", choices=("both", "prefill", "decode"),
     )  # fmt: skip
-    kv_connector: str | None = option(
-        None, "where KV comes from or goes to besides: memory, for engines of one process, or tiered, which kv_store "
-        "stands for (docs/kv-connectors.md)",
-        section="memory",
-    )  # fmt: skip
-    kv_connector_args: Mapping[str, Any] | None = option(
-        None, "arguments of the connector; memory: store (a name) and max_bytes; tiered: stores (a list of addresses), "
-        "host_bytes, disk_bytes, max_wait (seconds) and rule (cost or always)",
-        section="memory",
+    kv_connector: Mapping[str, Any] | None = option(
+        None, "where KV comes from or goes to besides: an object of its name and arguments. memory, for engines of one "
+        "process: store (a name), max_bytes; tiered, which kv_store stands for: stores (a list of addresses), "
+        "host_bytes, max_wait (seconds), rule (cost or always) (docs/kv-connectors.md)",
+        section="memory", parts=("kv_connector_args",),
     )  # fmt: skip
 
     kv_events_config: Mapping[str, Any] | None = option(
@@ -198,12 +191,13 @@ class EngineOptions:
         8,
         "requests among which two_level and bounded_srtf choose the shortest",
         section="scheduling",
+        is_file_only=True,
         least=1,
         greatest=4096,
     )
     progress_share: float = option(
         0.1, "share of a short budget for the earliest of the prompts that have started (two_level, bounded_srtf)",
-        section="scheduling", least=0, greatest=1,
+        section="scheduling", is_file_only=True, least=0, greatest=1,
     )  # fmt: skip
     long_prefill_token_threshold: int = option(
         0,
@@ -216,6 +210,7 @@ class EngineOptions:
         0,
         "chunks of a prompt end at multiples of so many tokens; 0: anywhere",
         section="scheduling",
+        is_file_only=True,
         least=0,
         greatest=2**30,
     )
@@ -260,15 +255,21 @@ class EngineOptions:
         flag="--hook",
     )  # fmt: skip
     hook_timeout: float = option(
-        2.0, "how long one call of a hook may take", section="hooks", least=0.001, greatest=600, unit="seconds"
+        2.0,
+        "how long one call of a hook may take",
+        section="hooks",
+        is_file_only=True,
+        least=0.001,
+        greatest=600,
+        unit="seconds",
     )
     hook_on_failure: str = option(
         "closed", "where a hook raises or takes too long: nothing is allowed (closed) or everything (open)",
-        section="hooks", choices=("closed", "open"),
+        section="hooks", is_file_only=True, choices=("closed", "open"),
     )  # fmt: skip
     hook_process: bool = option(
         False, "run each hook that was given by name in a process of its own, which is ended where it takes too long; "
-        "it is asked one question at a time", section="hooks",
+        "it is asked one question at a time", section="hooks", is_file_only=True,
     )  # fmt: skip
 
     # images
@@ -283,11 +284,11 @@ class EngineOptions:
     max_num_encoder_tokens: int | None = option(
         None, "tokens of images and videos that are encoded in one step; others wait for the next ones, larger are "
         "made smaller; by default half of max_num_batched_tokens, at least 1,024",
-        section="images", least=1, unit="tokens",
+        section="images", is_file_only=True, least=1, unit="tokens",
     )  # fmt: skip
     encoder_cache_bytes: int = option(
         256 * 2**20, "memory for encoded images, the least recently used of which go first; the last one stays",
-        section="images", least=0, unit="bytes",
+        section="images", is_file_only=True, least=0, unit="bytes",
     )  # fmt: skip
     allowed_media_domains: tuple[str, ...] = option(
         (), "host from which images and videos may be fetched (http, https), or a private address or network that may "
@@ -295,7 +296,8 @@ class EngineOptions:
         section="images", flag="--allowed-media-domains",
     )  # fmt: skip
     media_fetch_seconds: float = option(
-        5.0, "longest time for fetching the images and videos of a request", section="images", least=0.001,
+        5.0, "longest time for fetching the images and videos of a request",
+        section="images", is_file_only=True, least=0.001,
         greatest=600, unit="seconds",
     )  # fmt: skip
     allowed_local_media_path: str | None = option(
@@ -348,7 +350,7 @@ class EngineOptions:
     )  # fmt: skip
     rank_invariant: bool = option(
         False, "the same bits with 1, 2, 4 and 8 workers that share each layer, not with experts; products that are "
-        "summed over them take longer", section="execution",
+        "summed over them take longer", section="execution", is_file_only=True,
     )  # fmt: skip
     compile: bool | None = option(
         None, "let torch's compiler make code of the model in pieces, cut at attention; by default on a GPU",
@@ -362,17 +364,24 @@ class EngineOptions:
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own (LLM: no, AsyncLLM and the server: yes)", section="execution"
     )
-    check_invariants: bool = option(False, "verify every table after each step (slow)", section="execution")
+    check_invariants: bool = option(
+        False, "verify every table after each step (slow)", section="execution", is_file_only=True
+    )
     recorder_bytes: int = option(
         16 * 2**20, "memory that holds the engine's last decisions, which the page and /v1/observe show; 0 for none",
-        section="execution", least=0, unit="bytes",
+        section="execution", is_file_only=True, least=0, unit="bytes",
     )  # fmt: skip
     record: str | None = option(
         None, "file to which the run is written, for quire replay: all that comes in, decisions and tokens",
         section="execution",
     )  # fmt: skip
     record_bytes: int = option(
-        2**30, "length at which that file ends; the engine goes on", section="execution", least=2**16, unit="bytes"
+        2**30,
+        "length at which that file ends; the engine goes on",
+        section="execution",
+        is_file_only=True,
+        least=2**16,
+        unit="bytes",
     )
     record_redact: bool = option(
         False, "exchange tokens and texts in that file, one for one: decisions can be replayed, the model cannot",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Any
 
 from quire.config.engine_config import TIERED, KVConnectorConfig
 from quire.config.engine_options import EngineOptions
+from quire.config.option import parse_bytes
 from quire.errors import OptionError
 
 _HOST = "host"
@@ -31,12 +33,14 @@ def resolve_kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
             "Give all of them the same (docs/disaggregation.md)."
         )
     if options.kv_connector is None:
-        if options.kv_connector_args is not None:
-            raise OptionError(
-                "kv_connector_args: whose arguments they are is said by kv_connector. Give both, or none."
-            )
         return None
-    config = KVConnectorConfig(options.kv_connector, dict(options.kv_connector_args or {}))
+    args = dict(options.kv_connector)
+    name = args.pop("name", None)
+    if not isinstance(name, str):
+        raise OptionError(
+            f'kv_connector={args}: has no name. Say which one its arguments are for, such as {{"name": "memory"}}.'
+        )
+    config = KVConnectorConfig(name, args)
     _check_tiered(config, options)
     return config
 
@@ -44,22 +48,31 @@ def resolve_kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
 def _tiered(options: EngineOptions) -> KVConnectorConfig:
     assert options.kv_store is not None
     if options.kv_connector is not None:
-        raise OptionError("kv_store: stands for kv_connector=tiered. Give one of the two.")
-    addresses = [address.strip() for address in options.kv_store.split(",")]
-    if not all(addresses):
-        raise OptionError(f"kv_store={options.kv_store}: an address is empty. Give addresses with commas between.")
-    config = KVConnectorConfig(
-        TIERED,
-        {
-            "stores": [address for address in addresses if address != _HOST],
-            "host_bytes": int(options.kv_store_host_memory * 2**30),
-            "disk_bytes": int(options.kv_store_disk * 2**30),
-            # what the other half needs is moved whatever it costs: there its prompts must not be computed
-            **({} if options.role == BOTH else {"rule": "always"}),
-        },
-    )
+        raise OptionError("kv_store: stands for the kv_connector tiered. Give one of the two.")
+    # what the other half needs is moved whatever it costs: there its prompts must not be computed
+    args: dict[str, Any] = {"stores": []} if options.role == BOTH else {"stores": [], "rule": "always"}
+    for address in map(str.strip, options.kv_store.split(",")):
+        if not address:
+            raise OptionError(f"kv_store={options.kv_store}: an address is empty. Give addresses with commas between.")
+        if address.partition("?")[0] != _HOST:
+            args["stores"].append(address)
+        elif num_bytes := size_of(address):
+            args["host_bytes"] = num_bytes
+    config = KVConnectorConfig(TIERED, args)
     _check_tiered(config, options)
     return config
+
+
+def size_of(address: str) -> int:
+    """Bytes that its place may hold, as in file:///folder?size=16GiB; 0: it does not say."""
+    place, _, query = address.partition("?")
+    name, _, text = query.partition("=")
+    if not query:
+        return 0
+    num_bytes = parse_bytes(text, f"kv_store={place}: size") if name == "size" else 0
+    if num_bytes < 1:
+        raise OptionError(f"kv_store={address}: must be a size of at least one byte, as in {place}?size=4GiB.")
+    return num_bytes
 
 
 def _check_tiered(config: KVConnectorConfig, options: EngineOptions) -> None:

@@ -33,9 +33,12 @@ def option(
     greatest: float | None = None,
     unit: str = "",
     flag: str = "",
+    is_file_only: bool = False,
+    parts: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that carries its own declaration. A list is a tuple of texts: its flag may be repeated, and
-    `flag` is then its name for one of them."""
+    `flag` is then its name for one of them. `is_file_only`: so rare that it has no flag; a file of options or a keyword
+    sets it. `parts`: names under which somebody may look for what this option says."""
     metadata = {
         "help": help,
         "section": section,
@@ -44,6 +47,8 @@ def option(
         "greatest": greatest,
         "unit": unit,
         "flag": flag,
+        "is_file_only": is_file_only,
+        "parts": parts,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -63,6 +68,8 @@ class Option:
     greatest: float | None
     unit: str
     flag: str
+    is_file_only: bool
+    parts: tuple[str, ...]
 
     def parse(self, text: str) -> Any:
         """A value typed at a command line or in a file."""
@@ -114,6 +121,11 @@ class Option:
             )
         self._check_bounds(value)
         return value
+
+    @property
+    def as_whole(self) -> str:
+        """Of one of its parts, where it went."""
+        return f"is said by {self.name}: {self.help}."
 
     def _check_bounds(self, value: Any) -> None:
         # "not within" rather than "outside": NaN is neither
@@ -177,7 +189,10 @@ def options_of(declaration: type) -> dict[str, Option]:
 def checked(declaration: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by name, each checked; an unknown name is an error with a suggestion."""
     options = options_of(declaration)
+    wholes = {part: option for option in options.values() for part in option.parts}
     for name in values:
+        if name in wholes:
+            raise OptionError(f"{name}: {wholes[name].as_whole}")
         if name not in options:
             raise OptionError(f"{name}: there is no such option.{suggestion(name, options)}")
     return {name: options[name].check(value) for name, value in values.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arithmetic import has_experts
-from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, WorkerConfig
 from quire.config.engine_options import EngineOptions
 from quire.config.executor_backend import resolve_executor_backend
 from quire.config.generation_config import NONE, with_recommended
@@ -88,10 +88,11 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
-    _check_ranks(options, grid, device, connector)
+    connector_name = None if connector is None else connector.name
+    _check_ranks(options, grid, device, connector_name)
     _check_compile(options)
     _check_experts(options, facts)
-    _check_replicas(options, device)
+    _check_replicas(options, device, connector_name)
     kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
@@ -348,7 +349,7 @@ def _check_compile(options: EngineOptions) -> None:
         )
 
 
-def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, connector: KVConnectorConfig | None) -> None:
+def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, connector_name: str | None) -> None:
     """What several workers cannot share yet."""
     if options.block_size % grid.context:
         raise OptionError(
@@ -370,7 +371,7 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, connector:
         # the parts of a softmax are rounded before they are merged
         "context_parallel_size and rank_invariant": grid.context > 1 and options.rank_invariant,
         # others know no parts of blocks
-        f"kv_connector={options.kv_connector}": connector is not None and connector.name != TIERED,
+        f"kv_connector={connector_name}": connector_name not in (None, TIERED),
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
     }
@@ -398,7 +399,7 @@ def _check_experts(options: EngineOptions, facts: ModelFacts) -> None:
         raise OptionError(f"enable_expert_parallel: shares out experts among workers, and {reason}, or leave it out.")
 
 
-def _check_replicas(options: EngineOptions, device: str) -> None:
+def _check_replicas(options: EngineOptions, device: str, connector_name: str | None) -> None:
     """What several copies of the engine cannot do, or not yet."""
     size = options.data_parallel_size
     if size == 1:
@@ -411,7 +412,7 @@ def _check_replicas(options: EngineOptions, device: str) -> None:
     refused = {
         f"device={device}": device != "cpu",
         "engine_process=False": options.engine_process is False,
-        f"kv_connector={options.kv_connector}": options.kv_connector not in (None, TIERED),
+        f"kv_connector={connector_name}": connector_name not in (None, TIERED),
     }
     for what, is_asked in refused.items():
         if is_asked:

@@ -57,8 +57,8 @@ def _made(config: KVConnectorConfig, make: Callable[[Connector], _Half]) -> _Hal
         raise
     except Exception as error:
         raise OptionError(
-            f"kv_connector={config.name} with kv_connector_args={dict(config.args)}: {error}. "
-            "Mend the arguments or the package that brings it, or leave both options out."
+            f"kv_connector={config.name} with {dict(config.args)}: {error}. "
+            "Mend the arguments or the package that brings it, or leave the option out."
         ) from error
 
 

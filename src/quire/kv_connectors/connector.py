@@ -288,6 +288,6 @@ class Connector(Protocol):
     """What an entry point of the group `quire.kv_connectors` names: a module, or anything else with these two."""
 
     def scheduler_half(self, layout: CacheLayout, **args: Any) -> SchedulerHalf | NamedBlocks:
-        """`args` are those of the option kv_connector_args; a TypeError or OptionError says what is wrong with them."""
+        """`args` are those of the option kv_connector; a TypeError or OptionError says what is wrong with them."""
 
     def worker_half(self, **args: Any) -> WorkerHalf: ...

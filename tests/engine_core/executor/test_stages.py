@@ -151,7 +151,7 @@ def test_a_stage_that_knows_other_tokens_ends_the_engine(make_core):
     assert "stage 1 knows other tokens" in message
 
 
-@pytest.mark.parametrize("options", [{"kv_connector": "memory"}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("options", [{"kv_connector": {"name": "memory"}}, {"compile": True}], ids=str)
 def test_what_cannot_be_done_together_is_refused(checkpoint, options):
     with pytest.raises(OptionError, match="workers that share a model"):
         resolve(EngineOptions(model=str(checkpoint), device="cpu", pipeline_parallel_size=2, **options))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineOptions, options_of
+from quire.config.option import checked
 from quire.errors import OptionError
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.options import markdown
@@ -57,14 +58,75 @@ def test_a_model_may_be_given_twice_if_it_is_the_same():
         engine_options("a", "--model", "b")
 
 
-@pytest.mark.parametrize("name", options_of(EngineOptions))
+OPTIONS = options_of(EngineOptions)
+RARE = [name for name, option in OPTIONS.items() if option.is_file_only]
+TYPED = [name for name in OPTIONS if name not in RARE]
+# what --help lists is read by people
+MOST_FLAGS = 70
+
+
+def test_the_engine_has_few_flags():
+    # beyond: merge options that say one thing, or let the file of --config alone set the rarest
+    assert len(TYPED) <= MOST_FLAGS
+
+
+@pytest.mark.parametrize("name", TYPED)
 def test_every_option_can_be_typed(name):
-    option = options_of(EngineOptions)[name]
+    option = OPTIONS[name]
     value = option.choices[-1] if option.choices else VALUES[option.kind]
     if option.kind is int and option.least is not None:
         value = str(max(int(VALUES[int]), option.least))
     argv = [option.flag] if value is None else [option.flag, value]
     assert engine_options(*argv) == {name: option.check("true" if value is None else value)}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_what_has_no_flag_is_set_in_a_file_and_says_so(name, tmp_path):
+    option = OPTIONS[name]
+    value = (
+        "true"
+        if option.kind is bool
+        else option.choices[-1]
+        if option.choices
+        else str(option.least or VALUES[option.kind])
+    )
+    file = tmp_path / "quire.yaml"
+    file.write_text(f"{name}: {value}\n")
+    assert engine_options("--config", str(file)) == {name: option.check(value)}
+    argv = [option.flag] if option.kind is bool else [option.flag, value]
+    with pytest.raises(OptionError) as refused:
+        engine_options("folder", *argv)
+    assert str(refused.value) == f"{option.flag}: is set in the file of --config: {name}: {value}"
+
+
+def test_what_is_typed_for_what_has_no_flag_is_repeated():
+    for typed, line in (
+        (["--no-hook-process"], "--no-hook-process: is set in the file of --config: hook_process: false"),
+        (["--hook_timeout=5"], "--hook-timeout: is set in the file of --config: hook_timeout: 5"),
+        (["--staging-size"], "--staging-size: is set in the file of --config: staging_size: value"),
+    ):
+        with pytest.raises(OptionError) as refused:
+            engine_options(*typed)
+        assert str(refused.value) == line
+
+
+def test_a_part_of_another_option_says_which(tmp_path):
+    with pytest.raises(OptionError, match=r"--kv-store-disk: is said by kv_store: .*size=16GiB"):
+        engine_options("--kv-store-disk", "5")
+    with pytest.raises(OptionError, match="kv_store_disk: is said by kv_store: "):
+        checked(EngineOptions, {"kv_store_disk": 5})
+    file = tmp_path / "quire.yaml"
+    file.write_text("kv_connector_args: {}\n")
+    with pytest.raises(OptionError, match="--kv-connector-args: is said by kv_connector: "):
+        engine_options("--config", str(file))
+
+
+def test_help_does_not_list_what_has_no_flag():
+    parser = CommandParser(prog="quire trial")
+    add_engine_flags(parser)
+    listed = parser.format_help()
+    assert "--max-num-seqs" in listed
+    assert not [name for name in RARE if f"{OPTIONS[name].flag} " in listed]
 
 
 def test_the_page_of_options_is_up_to_date():

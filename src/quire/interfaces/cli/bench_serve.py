@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from statistics import mean
 from typing import IO, Any
@@ -23,7 +23,6 @@ from typing import IO, Any
 from quire.config import ModelFacts
 from quire.config.engine_options import EngineOptions
 from quire.config.model_source import locate
-from quire.config.option import options_of
 from quire.errors import EngineError, OptionError
 from quire.interfaces.cli import bench_workloads as workloads
 from quire.interfaces.cli.bench_client import HOST, is_ready, stream_completion
@@ -191,10 +190,12 @@ async def running_server(engine_options: dict[str, Any]) -> AsyncIterator[int]:
     with socket.socket() as finder:
         finder.bind((HOST, 0))
         port = finder.getsockname()[1]
-    command = ["-m", "quire.interfaces.cli", "serve", "--host", HOST, "--port", str(port), *_flags_of(engine_options)]
-    with tempfile.TemporaryFile() as words:
+    command = ["-m", "quire.interfaces.cli", "serve", "--host", HOST, "--port", str(port), "--config"]
+    with tempfile.TemporaryFile() as words, tempfile.NamedTemporaryFile("w", suffix=".yaml") as options:
+        json.dump(engine_options, options)
+        options.flush()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=words, stderr=words, env=own_environment()
+            sys.executable, *command, options.name, stdout=words, stderr=words, env=own_environment()
         )
         try:
             await _wait_ready(process, port, words)
@@ -216,14 +217,3 @@ async def _wait_ready(process: asyncio.subprocess.Process, port: int, words: IO[
             words.seek(0)
             raise EngineError(f"the server did not start. It said:\n{words.read().decode(errors='replace')[-2000:]}")
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def _flags_of(engine_options: dict[str, Any]) -> Iterator[str]:
-    for name, option in options_of(EngineOptions).items():
-        if name not in engine_options:
-            continue
-        value = engine_options[name]
-        if isinstance(value, bool):
-            yield option.flag if value else f"--no-{option.flag.removeprefix('--')}"
-        else:
-            yield f"{option.flag}={value if isinstance(value, str | int | float) else json.dumps(value)}"

@@ -47,6 +47,8 @@ def _flags_of(command: Any) -> Iterator[Flag]:
     parser = CommandParser(prog="quire")
     command.add_arguments(parser)
     for action in parser._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
         takes_value = action.nargs != 0
         choices = tuple(str(choice) for choice in action.choices or ())
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%").partition(";")[0]

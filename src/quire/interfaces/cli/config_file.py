@@ -19,7 +19,8 @@ _MOST_CHARACTERS = 2**20
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(FLAG, metavar="FILE", help="options in a YAML file, by the names of flags; what is typed wins")
+    text = "options in a YAML file, also those that have no flag (docs/options.md); what is typed wins"
+    parser.add_argument(FLAG, metavar="FILE", help=text)
 
 
 def file_named_in(args: Sequence[str]) -> str | None:

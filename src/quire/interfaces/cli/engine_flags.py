@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.config.engine_options import EngineOptions
 from quire.errors import OptionError
+from quire.interfaces.cli.config_file import add_config
 from quire.interfaces.cli.option_flags import add_flags, typed_options
 from quire.interfaces.cli.parser import CommandParser
 from quire.interfaces.compat.vllm_names import arguments_from_vllm
@@ -15,10 +16,11 @@ from quire.observability.logging import FORMATS
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, leave_out: Collection[str] = ()) -> None:
-    """One flag an option, grouped by section. Only flags that were typed appear in the result. vLLM's names are
-    understood as well."""
+    """One flag an option, grouped by section, and a file for all of them. Only what was typed or stands in it appears
+    in the result. vLLM's names are understood as well."""
     if isinstance(parser, CommandParser):
         parser.translate = arguments_from_vllm
+    add_config(parser)
     add_log_level(parser)
     add_flags(parser, EngineOptions, "engine", leave_out=leave_out)
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.config.option import Option, options_of
+from quire.errors import OptionError
+from quire.interfaces.cli.config_file import FLAG as CONFIG
 
 _KIND_NAMES = {int: "N", float: "X", str: "TEXT", tuple: "TEXT", Mapping: "JSON"}
+
+
+class ElsewhereAction(argparse.Action):
+    """A flag that nobody lists: who types it is told where that is said instead."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str | None = None, where: str = "") -> None:
+        super().__init__(option_strings, dest, "?", const, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self._where = where
+
+    def __call__(self, _parser: Any, _namespace: Any, value: Any, flag: str | None = None) -> None:
+        raise OptionError(f"{flag}: {self._where or self._line_of_file(value, str(flag))}")
+
+    def _line_of_file(self, value: Any, flag: str) -> str:
+        if self.const is not None:
+            # a switch
+            value = "false" if flag.startswith("--no-") else "true"
+        return f"is set in the file of {CONFIG}: {self.dest}: {value or 'value'}"
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether a file of options may set it."""
+        return not self._where
 
 
 def add_flags(
@@ -19,6 +43,11 @@ def add_flags(
     for option in options_of(declaration).values():
         if option.name in leave_out:
             continue
+        for part in option.parts:
+            parser.add_argument(f"--{part.replace('_', '-')}", dest=part, action=ElsewhereAction, where=option.as_whole)
+        if option.is_file_only:
+            _add_entry(parser, option)
+            continue
         if option.section not in groups:
             groups[option.section] = parser.add_argument_group(f"{title}: {option.section}")
         _add_flag(groups[option.section], option)
@@ -27,6 +56,12 @@ def add_flags(
 def typed_options(typed: Mapping[str, Any], declaration: type) -> dict[str, Any]:
     """The options that were typed, each checked against its declaration."""
     return {name: option.check(typed[name]) for name, option in options_of(declaration).items() if name in typed}
+
+
+def _add_entry(parser: argparse.ArgumentParser, option: Option) -> None:
+    is_switch = option.kind is bool
+    flags = [option.flag, option.flag.replace("--", "--no-", 1)] if is_switch else [option.flag]
+    parser.add_argument(*flags, dest=option.name, action=ElsewhereAction, const="true" if is_switch else None)
 
 
 def _add_flag(group: Any, option: Option) -> None:

@@ -20,6 +20,9 @@ test fails when it is out of date. The name of an engine option is a keyword of 
 to `quire serve`, `chat`, `generate` and `bench`. An option of the server is a keyword of `run_server` and a flag of
 `quire serve`; one of the front is a flag of `quire route`. A switch has a second flag with `--no-`. A dash as default
 means that nothing is set, and Quire decides where the meaning says so.
+
+All of them can stand in the YAML file of `--config`, by their names: `max_model_len: 4096`. The rarest of the engine's
+have no flag, so that `--help` stays short: that file sets them, or a keyword.
 """
 
 
@@ -43,17 +46,33 @@ def markdown() -> str:
 
 
 def _tables(declaration: type, title: str) -> Iterator[str]:
-    """One a section."""
+    """One a section, and one of those without a flag."""
+    options = options_of(declaration).values()
     section = None
-    for option in options_of(declaration).values():
+    for option in (option for option in options if not option.is_file_only):
         if option.section != section:
             section = option.section
-            yield from ("", f"## {title}: {section}", "")
-            yield from ("| name | flag | default | allowed | meaning |", "|---|---|---|---|---|")
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(option)) + " |"
+            yield from _head(f"{title}: {section}", "flag")
+        yield _row(f"`{option.flag}`", option)
+    rare = [option for option in options if option.is_file_only]
+    if rare:
+        yield from _head(f"{title}: in the file of --config only", "section")
+    for option in rare:
+        yield _row(option.section, option)
 
 
-def _cells(option: Option) -> tuple[str, ...]:
+def _head(title: str, second: str) -> Iterator[str]:
+    yield from ("", f"## {title}", "")
+    yield from (f"| name | {second} | default | allowed | meaning |", "|---|---|---|---|---|")
+
+
+def _row(second: str, option: Option) -> str:
+    cells = (f"`{option.name}`", second, *_values_of(option), option.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _values_of(option: Option) -> tuple[str, str]:
+    """The default, and what is allowed."""
     default = default_in_words(option)
     allowed = "on, off" if option.kind is bool else allowed_in_words(option) or _KINDS.get(option.kind, "a text")
-    return f"`{option.name}`", f"`{option.flag}`", default, allowed, option.help
+    return default, allowed

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import OptionError, suggestion
 from quire.interfaces.cli.config_file import FLAG, as_arguments, file_named_in, read_entries
+from quire.interfaces.cli.option_flags import ElsewhereAction
 
 if TYPE_CHECKING:
     from quire.interfaces.compat.vllm_names import Unused
@@ -34,9 +35,8 @@ class CommandParser(argparse.ArgumentParser):
         typed = _with_dashes(args)
         file = file_named_in(typed) if FLAG in self._option_string_actions else None
         typed = self._translated(typed)
-        if file is not None:
-            typed = [*self._entries_of(file, typed), *typed]
-        found, unknown = self.parse_known_args(typed)
+        entries, values = ([], {}) if file is None else self._entries_of(file, typed)
+        found, unknown = self.parse_known_args([*entries, *typed], argparse.Namespace(**values))
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
@@ -53,8 +53,8 @@ class CommandParser(argparse.ArgumentParser):
         self.remark = " ".join(filter(None, (self.remark, unused.line())))
         return ours
 
-    def _entries_of(self, file: str, typed: Sequence[str]) -> list[str]:
-        """Of a file, but for those that were typed."""
+    def _entries_of(self, file: str, typed: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Of a file, but for those that were typed: as they would be typed, and the values of what has no flag."""
         actions = {flag: action for action in self._actions for flag in action.option_strings}
         flags = {action.dest.replace("_", "-"): action.option_strings[0] for action in actions.values()}
         chosen = {actions[flag].dest for flag in map(_flag_of, typed) if flag in actions}
@@ -62,8 +62,13 @@ class CommandParser(argparse.ArgumentParser):
             has_model = self.parse_known_args(typed)[0].model_argument is not None
             chosen |= {"model"} if has_model else set()
         kept: list[str] = []
+        values: dict[str, Any] = {}
         for name, value in read_entries(file).items():
             flag = f"--{name}" if f"--{name}" in actions else flags.get(name, f"--{name}")
+            action = actions.get(flag)
+            if isinstance(action, ElsewhereAction) and action.is_entry:
+                values |= {} if value is None else {action.dest: value}
+                continue
             is_switch = flag not in actions or isinstance(actions[flag], argparse.BooleanOptionalAction)
             arguments = self._translated(as_arguments(flag, value, is_switch=is_switch))
             meant = [actions.get(_flag_of(argument)) for argument in arguments if argument.startswith("--")]
@@ -72,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
                 raise OptionError(f"config={file}: {name}: {self.prog} has no such option.{suggestion(name, known)}")
             if not chosen & {action.dest for action in meant if action is not None}:
                 kept += arguments
-        return kept
+        return kept, values
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")

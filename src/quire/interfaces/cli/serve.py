@@ -8,7 +8,6 @@ from typing import Any
 
 from quire.config.option import options_of
 from quire.errors import OptionError
-from quire.interfaces.cli.config_file import add_config
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.option_flags import add_flags, typed_options
 from quire.interfaces.server.options import ServerOptions
@@ -22,7 +21,6 @@ _SECRETS = {"QUIRE_ADMIN_API_KEY": "admin_api_key", "QUIRE_TENANT_SECRET": "tena
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [MODEL] [options]"
     add_model_argument(parser)
-    add_config(parser)
     group = parser.add_argument_group("server: address")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", default="8000", metavar="N", help="port; 0 means any free one (default: %(default)s)")

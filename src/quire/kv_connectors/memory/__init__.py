@@ -1,4 +1,4 @@
-"""KV kept in the memory of this process, for other engines in it: `kv_connector="memory"`."""
+"""KV kept in the memory of this process, for other engines in it: `kv_connector={"name": "memory"}`."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ _stores_lock = threading.Lock()
 def open_store(name: str, max_bytes: int | None = None) -> PrefixStore:
     """The store of that name in this process; with a size, that is its size from now on."""
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-        raise OptionError(f"kv_connector_args: max_bytes={max_bytes!r} must be a whole number of bytes, at least 1.")
+        raise OptionError(f"kv_connector: max_bytes={max_bytes!r} must be a whole number of bytes, at least 1.")
     with _stores_lock:
         store = _stores.get(name)
         if store is None:

@@ -1,5 +1,5 @@
 """KV kept in host memory and in stores behind it, block by block, under names that say what a block holds:
-`kv_connector="tiered"`, which the option `kv_store` chooses.
+`kv_connector={"name": "tiered"}`, which the option `kv_store` chooses.
 
     prefix cache -> host memory -> the first store -> the next one          a block that is full goes all the way down
                  <- host memory <- the first store that has it              a prompt finds it as far up as it lies
@@ -24,20 +24,18 @@ def scheduler_half(
     *,
     stores: Sequence[str] = (),
     host_bytes: int = 2**30,
-    disk_bytes: int = 16 * 2**30,
     max_wait: float = 2.0,
     rule: str = "cost",
 ) -> NamedBlocks:
     from quire.kv_connectors.tiered.scheduler import TieredScheduler
 
-    return TieredScheduler(layout, open_tiers(TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)))
+    return TieredScheduler(layout, open_tiers(TierSettings(tuple(stores), host_bytes, max_wait, rule)))
 
 
 def worker_half(
     *,
     stores: Sequence[str] = (),
     host_bytes: int = 2**30,
-    disk_bytes: int = 16 * 2**30,
     max_wait: float = 2.0,
     rule: str = "cost",
     sharers: StageSharers | None = None,
@@ -45,7 +43,7 @@ def worker_half(
     from quire.kv_connectors.tiered.stage import TieredStage
     from quire.kv_connectors.tiered.worker import TieredWorker
 
-    settings = TierSettings(tuple(stores), host_bytes, disk_bytes, max_wait, rule)
+    settings = TierSettings(tuple(stores), host_bytes, max_wait, rule)
     if sharers is None:
         return TieredWorker(open_tiers(settings))
     stages = sharers.stages

@@ -17,18 +17,14 @@ class TierSettings:
     # addresses, the nearest first
     stores: tuple[str, ...]
     host_bytes: int
-    # of each folder
-    disk_bytes: int
     # a request waits no longer for what comes
     max_wait: float
     # cost: only what comes back sooner than it is computed is written, waited for and fetched; always: everything
     rule: str
 
     def __post_init__(self) -> None:
-        for name in ("host_bytes", "disk_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise OptionError(f"{name}={value!r}: must be a whole number of bytes, at least 1.")
+        if type(self.host_bytes) is not int or self.host_bytes < 1:
+            raise OptionError(f"host_bytes={self.host_bytes!r}: must be a whole number of bytes, at least 1.")
         if not isinstance(self.max_wait, int | float) or not 0 <= self.max_wait < 3600:
             raise OptionError(f"max_wait={self.max_wait!r}: must be a number of seconds, from 0 to 3600.")
         if self.rule not in RULES:

@@ -193,8 +193,6 @@ def open_tiers(settings: TierSettings) -> Tiers:
         tiers = _opened.get(settings)
         if tiers is None or tiers.is_closed:
             frames = Frames(shared_key("checksums"))
-            stores = [
-                GuardedStore(address, open_store(address, settings.disk_bytes), frames) for address in settings.stores
-            ]
+            stores = [GuardedStore(address, open_store(address), frames) for address in settings.stores]
             tiers = _opened[settings] = Tiers(settings, stores)
         return tiers

@@ -74,7 +74,7 @@ class EngineSettings:
         """Memory alone: threads would make a run another one each time."""
         if not self.tier_bytes or self.has_connector:
             return None
-        return Tiers(TierSettings((), self.tier_bytes, 1, 0.0, "always"), [])
+        return Tiers(TierSettings((), self.tier_bytes, 0.0, "always"), [])
 
     def _speculation(self, num_rows: int) -> Speculation | None:
         if self.drafts is None or not self.most_drafts:

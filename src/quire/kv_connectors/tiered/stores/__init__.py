@@ -27,11 +27,11 @@ def kind_of(address: str) -> str:
     return module
 
 
-def open_store(address: str, max_bytes: int) -> Store:
-    """`max_bytes`: for stores that nobody else bounds. OptionError: the address is wrong, or a library is missing."""
+def open_store(address: str) -> Store:
+    """OptionError: the address is wrong, or a library is missing."""
     module, extra = _entry(address)
     try:
-        opened: Store = importlib.import_module(f"{__name__}.{module}").open_store(address, max_bytes)
+        opened: Store = importlib.import_module(f"{__name__}.{module}").open_store(address)
     except ImportError as error:
         if extra is None or (error.name or "").startswith("quire"):
             raise

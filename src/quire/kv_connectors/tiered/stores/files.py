@@ -1,4 +1,5 @@
-"""Blocks as files of a folder: `file:///folder`. Several engines may share it, on one machine or over a network.
+"""Blocks as files of a folder: `file:///folder?size=16GiB`. Several engines may share it, on one machine or over a
+network.
 
 A file is written beside its place and renamed, so nobody reads half of one. The folder is bounded: what was not read
 for longest goes first. Times of reading are kept in memory, and written into the files now and then (as their time of
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from quire.config.kv_store import size_of
 from quire.errors import OptionError
 from quire.kv_connectors.tiered.stores.store import StoreState
 
@@ -24,15 +26,17 @@ _TOUCH_SECONDS = 60.0
 # a bounded folder is looked through again when so much of its bound has been written since: others write as well
 _LOOK_AGAIN_AFTER = 0.1
 _UNFINISHED = ".part"
+_DEFAULT_BYTES = 16 * 2**30
 # what another engine began to write, and has not finished by then, it never will
 _FORGOTTEN_SECONDS = 3600.0
 
 
-def open_store(address: str, max_bytes: int) -> Files:
+def open_store(address: str) -> Files:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise OptionError(f"kv_store={address}: a folder is named from the root on, as in file:///var/cache/quire.")
     folder = Path(unquote(parts.path))
+    max_bytes = size_of(address) or _DEFAULT_BYTES
     try:
         # what lies there says what prompts said
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ _DEFAULT_GIB = 1.0
 _BUFFER_BYTES = 256 << 20
 
 
-def open_store(address: str, max_bytes: int) -> Mooncake:
+def open_store(address: str) -> Mooncake:
     parts = urlsplit(address)
     try:
         said = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}

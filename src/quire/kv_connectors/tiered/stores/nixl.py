@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct):
     places: list[list[int]]
 
 
-def open_store(address: str, max_bytes: int) -> Peers:
+def open_store(address: str) -> Peers:
     parts = urlsplit(address)
     try:
         said = parse_qs(parts.query, strict_parsing=bool(parts.query))

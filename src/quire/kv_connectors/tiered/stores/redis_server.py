@@ -14,7 +14,7 @@ _SECONDS = 1.0
 _PREFIX = "quire-kv/"
 
 
-def open_store(address: str, max_bytes: int) -> RedisServer:
+def open_store(address: str) -> RedisServer:
     try:
         return RedisServer(address.replace("valkey://", "redis://", 1))
     except ValueError as error:

@@ -26,7 +26,7 @@ _From = TypeVar("_From")
 _To = TypeVar("_To")
 
 
-def open_store(address: str, max_bytes: int) -> S3:
+def open_store(address: str) -> S3:
     parts = urlsplit(address)
     if not parts.netloc:
         raise OptionError(f"kv_store={address}: names no bucket. Write s3://bucket/prefix.")
