@@ -1,6 +1,9 @@
 """A walk through a grammar: its mask is what the grammar allows, whatever way the tokens came."""
 
+import os
 import random
+import sys
+import threading
 import time
 
 import msgspec
@@ -311,3 +314,34 @@ def test_a_form_whose_memory_is_full_is_made_anew_for_who_comes_next(grammars):
     # who is on the way goes on beside the steps, which has a memory of its own
     assert before.fill_beside(tokens_of(10), 16, words)
     assert mask_after(grammars, walk_of(grammars, **form), tokens_of(10)) >= {*range(ord("a"), ord("z"))}
+
+
+def test_a_child_that_copies_nothing_has_the_same_masks(grammars):
+    way = [TOKENS.index(token) for token in (b'{"', b"a", b'": ', b"true")]
+    walk = walk_of(grammars, json=SCHEMA)
+    expected = mask_after(grammars, walk, way)
+    child = walk.child(may_copy=False)
+    assert not child.is_near(len(way) + 1), "it is made beside the steps"
+    assert mask_after(grammars, child, way) == expected
+    assert walk.effort.copy_seconds == 0
+    assert walk.child().is_near(len(way) + 1)
+    assert walk.effort.copy_seconds > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux'")
+def test_what_is_computed_beside_gives_way_and_who_waits_for_it_does_not(grammars):
+    """A thread of low priority that holds the interpreter's lock would stop everybody else on a busy machine."""
+    priorities = {}
+
+    def fill():
+        before = set(os.listdir("/proc/self/task"))
+        fill_beside(grammars, walk_of(grammars, json=SCHEMA), [])
+        priorities["own"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        new = set(os.listdir("/proc/self/task")) - before
+        priorities["others"] = [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in new]
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join()
+    assert priorities["own"] == os.getpriority(os.PRIO_PROCESS, 0)
+    assert 19 in priorities["others"]

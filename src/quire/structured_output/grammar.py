@@ -27,6 +27,8 @@ _MOST_LEXER_STEPS = 200_000
 # Where only one text can follow, the library would allow that text in one division into tokens only, its own. Here
 # every token that fits is allowed, and the model chooses.
 _ANY_TOKEN = '%llguidance {"no_forcing": true}\nstart: @form'
+# fits nothing that can be followed
+_NO_TOKEN = 2**32 - 1
 _TAG_FIELDS = {"begin", "schema", "end"}
 
 
@@ -69,8 +71,10 @@ class Form:
 
     @cached_property
     def companion(self) -> Any:
-        """Another one, which may be spoiled (`walk._ConsumeWithoutLock`)."""
-        return self.easy.deep_copy()
+        """Another one, spoiled: it takes nothing and has nothing to do (`walk._Beside`)."""
+        companion = self.easy.deep_copy()
+        companion.consume_token(_NO_TOKEN)
+        return companion
 
     @cached_property
     def hard(self) -> Any:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from quire.messages import int_array
+from quire.structured_output.walk import Effort
 from quire.worker.sampler.beside import MOST_SECONDS_A_JOB, BesideSteps, Job
+from quire.worker.sampler.processors.structured_output import StructuredOutput
 
 ROWS = int_array([0, 1, 2, 3])
 
@@ -190,3 +192,30 @@ def test_a_row_that_is_released_is_forgotten(beside):
     assert not beside.has(1)
     gate.open()
     assert gate.began == ["first"]
+
+
+def test_copies_for_forks_take_of_the_time_of_a_step(beside, clock, monkeypatch):
+    """Of a large grammar each takes milliseconds, and a request may have many beams."""
+
+    class Walk:
+        def __init__(self):
+            self.effort = Effort()
+            self.effort.copy_seconds = 0.001
+            self.copies = []
+
+        def child(self, *, may_copy):
+            self.copies.append(may_copy)
+            clock.now += 0.001 * may_copy
+            return Walk()
+
+    monkeypatch.setattr("quire.worker.sampler.processors.structured_output.time.perf_counter", clock)
+    rule = StructuredOutput(None, None, beside, {})
+    beside.begin()
+    clock.now += 0.01
+    beside.end()
+    for _ in range(2):
+        beside.begin()
+        parent = Walk()
+        for _ in range(6):
+            rule.state_of_child(parent)
+        assert parent.copies == [True, True, False, False, False, False], "0.0025 of 0.01 seconds"

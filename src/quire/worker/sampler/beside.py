@@ -1,13 +1,16 @@
 """Work for the next token of a row that is too much for a step: it is done beside the steps, by one thread.
 
-A step spends at most a fifth of its time on such work. What does not fit is done by a thread of the lowest priority,
-and the row is *late*: it gets no token in this step, and is not computed again before the work is done or fits into a
+A step spends at most a fifth of its time on such work. What does not fit is done by a thread of its own, and the row is
+*late*: it gets no token in this step, and is not computed again before the work is done or fits into a
 step.
 The core learns of late rows as it learns of rejected drafts, from their numbers in StepOutput.speculated, so that time
 decides when a token comes and never which.
 
 Whose request has cost least goes first, so nobody's work waits for all of another request's. Work that does not end
 fails its row, and another thread takes over: no row can hold the thread for ever.
+
+The thread has the priority of the steps: one of a lower priority, holding Python's lock on a busy machine, would stop
+them. What is long in a job is computed where it gives way and without that lock (structured_output/walk.py).
 
     step    begin ......... spends ......... end         thread    the cheapest request's oldest job, one at a time
             leaves out rows whose work is not done       fails a job after a while: the row, not the engine
@@ -18,13 +21,10 @@ Sampler and by the processors that have such work.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +41,6 @@ _LONGEST_STEP_SECONDS = 0.1
 _PATIENCE_SECONDS = 0.002
 # a job that takes longer will not end: the library's limits allow a hundredth of it
 MOST_SECONDS_A_JOB = 20.0
-_LOWEST_PRIORITY = 19
 
 
 class Account(Protocol):
@@ -129,7 +128,7 @@ class BesideSteps:
             self.jobs[job.row] = job
             self._queue.append(job)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside", initializer=_give_way)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside")
         self._thread.submit(self._run_next)
 
     def take(self, row: int) -> Job | None:
@@ -209,23 +208,17 @@ class BesideSteps:
             job.is_done = True
             assert self._thread is not None
             self._thread.shutdown(wait=False)
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside", initializer=_give_way)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside")
             for _ in self._queue:
                 self._thread.submit(self._run_next)
 
 
 def _finish(job: Job) -> None:
-    began = time.thread_time()
+    # by the clock: most of it is computed in another thread, and one job at a time
+    began = time.perf_counter()
     try:
         job.result = job.work()
     except BaseException as error:  # a panic of a library is no Exception; whoever takes the job raises it
         job.error = error
-    job.account.seconds += time.thread_time() - began
+    job.account.seconds += time.perf_counter() - began
     job.is_done = True
-
-
-def _give_way() -> None:
-    """The thread that runs this computes when nobody else would."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

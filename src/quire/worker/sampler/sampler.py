@@ -109,6 +109,17 @@ class Sampler(StepMember):
             if row in feature.rows:
                 feature.release(row)
 
+    def begin(self) -> None:
+        """Before forks are applied, which take of the same time."""
+        self._has_work_beside = False
+        self._begin_work_beside()
+
+    def _begin_work_beside(self) -> None:
+        beside = self.beside
+        if not self._has_work_beside and (beside.users or beside.jobs or beside.late):
+            self._has_work_beside = True
+            beside.begin()
+
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
         for row, mask in scheduled.masked.items():
             self._plan = None
@@ -118,14 +129,12 @@ class Sampler(StepMember):
     def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Those whose next token waits for work that is done beside the steps compute nothing before it is done, unless
         the keys and values of their last token must be written: others may count on them already."""
-        beside = self.beside
-        self._has_work_beside = bool(beside.users or beside.jobs or beside.late)
+        self._begin_work_beside()  # for who was admitted in this step
         if not self._has_work_beside:
             return rows, num_tokens
-        beside.begin()
         is_next = self._table.num_total[rows] - self._table.num_computed[rows] == 1
         is_next &= self._table.is_written[rows]
-        is_out = beside.leave_out(rows, is_next)
+        is_out = self.beside.leave_out(rows, is_next)
         return (rows[~is_out], num_tokens[~is_out]) if is_out.any() else (rows, num_tokens)
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:

@@ -37,7 +37,12 @@ class StructuredOutput:
         return None if asked is None else self._grammars.walk(asked, split_sequence_id(sequence.sequence_id)[0])
 
     def state_of_child(self, parent: Walk) -> Walk:
-        return parent.child()
+        """A copy counts like a mask: where the step cannot afford it, the child's first mask is made beside."""
+        may_copy = self._beside.can_afford(parent.effort.copy_seconds or _USUAL_SECONDS)
+        began = time.perf_counter()
+        child = parent.child(may_copy=may_copy)
+        self._beside.spend(time.perf_counter() - began)
+        return child
 
     def apply(self, logits_NV: Tensor, users: list[User[Walk]]) -> None:
         mask_nW = np.zeros((len(users), self._grammars.num_words), dtype=np.int32)
