@@ -11,6 +11,7 @@ import pytest
 
 from quire.engine_client import TokenDelta
 from quire.interfaces.generation import Generation, Unobserved
+from quire.interfaces.server.cohere import CohereEmbedAnswer, CohereMeta, CohereVectors
 from quire.interfaces.server.openai.logprobs import (
     CompletionLogprobsBuilder,
     TokenNames,
@@ -18,7 +19,7 @@ from quire.interfaces.server.openai.logprobs import (
     prompt_logprobs_json,
 )
 from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
-from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, long_json_answer
+from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, long_json_answer, pieces_of
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 
@@ -189,6 +190,35 @@ def test_an_answer_in_parts_is_the_answer(run, num_choices):
     assert all(len(message["body"]) < 70_000 for message in bodies)
     assert len(bodies) > num_choices // 200
     assert msgspec.json.decode(whole.body) == json.loads(whole.body)
+
+
+@pytest.mark.parametrize("num_vectors", [1, 300])
+def test_an_object_of_long_lists_is_written_in_parts(run, num_vectors):
+    vectors = [[number / 7 + place for place in range(200)] for number in range(num_vectors)]
+    made = []
+
+    def made_now(vector):
+        made.append(len(pieces))
+        return vector
+
+    def answer_of(entries):
+        return CohereEmbedAnswer("a", CohereVectors(floats=entries, base64=["b"] * num_vectors), ["é"], CohereMeta(0))
+
+    expected = msgspec.json.encode(answer_of(vectors))
+    answer = answer_of(map(made_now, vectors))
+    pieces = []
+
+    async def main():
+        making = asyncio.ensure_future(pieces_of(answer, "embeddings"))
+        while not making.done():
+            pieces.append(None)
+            await asyncio.sleep(0)
+        return making.result()
+
+    written = run(main())
+    assert b"".join(written) == expected
+    assert all(len(piece) < 70_000 for piece in written)
+    assert len(set(made)) > num_vectors // 50, "each is made when it is written"
 
 
 class Prompt:

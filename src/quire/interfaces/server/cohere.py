@@ -6,7 +6,6 @@ What a model's authors want before a query or a document stands in config_senten
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -29,7 +28,6 @@ from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid, not_one_of
 from quire.interfaces.server.wire.field_rules import Refused, text_in
-from quire.interfaces.server.wire.json_answer import JsonArray
 
 router = APIRouter()
 FLOAT = "float"
@@ -108,10 +106,10 @@ class CohereMeta(msgspec.Struct):
 class CohereVectors(msgspec.Struct, rename={"floats": FLOAT}):
     """By the types that were asked for; in each the vectors of the texts in their order."""
 
-    floats: list[list[float]] | msgspec.Raw | UnsetType = UNSET
-    binary: list[list[int]] | msgspec.Raw | UnsetType = UNSET
-    ubinary: list[list[int]] | msgspec.Raw | UnsetType = UNSET
-    base64: list[str] | msgspec.Raw | UnsetType = UNSET
+    floats: list[list[float]] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+    base64: list[str] | UnsetType = UNSET
 
 
 class CohereEmbedAnswer(msgspec.Struct):
@@ -211,8 +209,7 @@ def _cut_of(body: CohereEmbedRequest, limit: int) -> dict[str, Any]:
 class CohereWork:
     """Vectors on their way."""
 
-    # one object holds all of them
-    long_field = ""
+    long_field = "embeddings"
 
     def __init__(self, work: EmbeddingWork, texts: list[str], kinds: list[str]) -> None:
         self._work = work
@@ -223,21 +220,12 @@ class CohereWork:
         with in_words_of(_WORDS):
             outputs = await self._work.outputs()
         vectors = [output.outputs.vector for output in outputs]
-        encoded = {kind: await _as_json(_FORMS[kind], vectors) for kind in self._kinds}
-        if FLOAT in encoded:
-            encoded["floats"] = encoded.pop(FLOAT)
+        # made when they are written, one after the other
+        lists: dict[str, Any] = {kind: map(_FORMS[kind], vectors) for kind in self._kinds}
+        if FLOAT in lists:
+            lists["floats"] = lists.pop(FLOAT)
         meta = CohereMeta(BilledUnits(self._work.usage.prompt_tokens))
-        return CohereEmbedAnswer(new_id("embd"), CohereVectors(**encoded), self._texts, meta)
-
-
-async def _as_json(form: Callable[[Vector], Any], vectors: list[Vector]) -> msgspec.Raw:
-    """One after the other: all vectors of an answer at once would hold the event loop."""
-    entries = JsonArray()
-    for vector in vectors:
-        entries.extend([form(vector)])
-        await asyncio.sleep(0)
-    as_json: msgspec.Raw = entries.value()
-    return as_json
+        return CohereEmbedAnswer(new_id("embd"), CohereVectors(**lists), self._texts, meta)
 
 
 ENDPOINT = Endpoint(CohereEmbedRequest, RULES, _answer, lambda work: work.whole())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,32 +19,47 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 async def long_json_answer(value: Any, name: str) -> Response:
-    """The field of this name is a list that may be long: its entries are encoded and sent one after the other, so that
-    others have their turn. An answer of a hundred choices with log-probabilities has 40 MB."""
+    """The field of this name is a list that may be long, or an object of such lists: entries are encoded and sent one
+    after the other, so that others have their turn. An answer of a hundred choices with log-probabilities has 40 MB."""
     return _InPieces(await pieces_of(value, name))
 
 
 async def pieces_of(value: Any, name: str) -> list[bytes]:
     """The same, for whoever has no connection."""
-    entries = getattr(value, name, ())
-    if len(entries) < 2:
+    long: Any = getattr(value, name, ())
+    is_object = isinstance(long, msgspec.Struct)
+    if not is_object and len(long) < 2:
         return [msgspec.json.encode(value)]
+    empty: Any = type(long)() if is_object else []
+    setattr(value, name, empty)
     # no text holds this: quotes in texts are escaped
-    field = b'"%b":[' % name.encode()
-    setattr(value, name, [])
+    field = b'"%b":%b' % (name.encode(), msgspec.json.encode(empty))
     head, _, tail = msgspec.json.encode(value).partition(field)
     pieces: list[bytes] = []
-    piece = bytearray(head + field)
-    for number, entry in enumerate(entries):
-        if number:
-            piece += b","
-        piece += msgspec.json.encode(entry)
-        if len(piece) >= _BYTES_OF_PIECE:
-            pieces.append(bytes(piece))
-            piece.clear()
-            await asyncio.sleep(0)
-    pieces.append(bytes(piece + tail))
+    piece = bytearray(head + field[:-1])
+    for opening, entries, closing in _lists_of(long) if is_object else [(b"", long, b"")]:
+        piece += opening
+        for number, entry in enumerate(entries):
+            if number:
+                piece += b","
+            piece += msgspec.json.encode(entry)
+            if len(piece) >= _BYTES_OF_PIECE:
+                pieces.append(bytes(piece))
+                piece.clear()
+                await asyncio.sleep(0)
+        piece += closing
+    pieces.append(bytes(piece + field[-1:] + tail))
     return pieces
+
+
+def _lists_of(lists: msgspec.Struct) -> Iterator[tuple[bytes, Iterable[Any], bytes]]:
+    """What stands before the entries of each, the entries, and what stands behind them."""
+    comma = b""
+    for field in msgspec.structs.fields(lists):
+        entries = getattr(lists, field.name)
+        if entries is not msgspec.UNSET:
+            yield b'%b"%b":[' % (comma, field.encode_name.encode()), entries, b"]"
+            comma = b","
 
 
 class JsonArray:
