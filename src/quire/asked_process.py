@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
@@ -100,6 +101,42 @@ class AskedProcess:
         deadline = time.monotonic() + seconds
         length = int.from_bytes(_read(process.stdout, LENGTH_BYTES, deadline), "big")
         return _read(process.stdout, length, deadline)
+
+
+class AskedProcesses:
+    """Up to so many of one kind, for any number of callers: a question goes to one that is idle, or waits."""
+
+    def __init__(self, most: int, make: Callable[[], AskedProcess]) -> None:
+        self._make = make
+        self._turns = threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()
+        self._idle: list[AskedProcess] = []
+        self._all: list[AskedProcess] = []
+
+    def ask(self, question: Sequence[Buffer], seconds: float) -> bytearray:
+        """As AskedProcess.ask; `seconds` begin when its turn has come."""
+        with self._turns:
+            process = self._take()
+            try:
+                return process.ask(question, seconds)
+            finally:
+                with self._lock:
+                    self._idle.append(process)
+
+    def _take(self) -> AskedProcess:
+        """The one that was used last, so that the others need not be started."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            process = self._make()
+            self._all.append(process)
+            return process
+
+    def close(self) -> None:
+        """Ends them; another question starts another."""
+        with self._lock:
+            for process in self._all:
+                process.close()
 
 
 def write_frame(file: IO[bytes], data: Buffer) -> None:

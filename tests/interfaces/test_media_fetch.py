@@ -17,7 +17,7 @@ from tests.security.bad_inputs.media import URLS
 
 from quire.config.images import ImageConfig
 from quire.errors import RequestError
-from quire.interfaces.media_fetch import MOST_BYTES_OF_REQUEST, MediaFetcher
+from quire.interfaces.media_fetch import MOST_BYTES_OF_REQUEST, MediaFetcher, Place
 from quire.renderer.images import MOST_BYTES
 
 PLACE = "messages[2].content[1].image_url"
@@ -127,10 +127,10 @@ class Names:
         return self._answers[min(len(self.asked), len(self._answers)) - 1]
 
 
-def fetch(urls: list[str], names: Names | None = None, **options: Any) -> list[bytes]:
+def fetch(urls: list[str], names: Names | None = None, kind: str = "image", **options: Any) -> list[bytes]:
     options = {"hosts": (HOST,), "networks": ("127.0.0.1/32",), **options}
     fetcher = MediaFetcher(ImageConfig(**options), names or Names(["127.0.0.1"]))
-    fetched = asyncio.run(fetcher.fetch(dict.fromkeys(urls, PLACE)))
+    fetched = asyncio.run(fetcher.fetch(dict.fromkeys(urls, Place(PLACE, kind))))
     return [fetched[url] for url in urls]
 
 
@@ -260,7 +260,7 @@ def test_no_cookies_are_kept(trap: ThreadingHTTPServer) -> None:
     fetcher = MediaFetcher(ImageConfig(hosts=(HOST,), networks=("127.0.0.1",)), Names(["127.0.0.1"]))
 
     async def twice() -> list[bytes]:
-        return [(await fetcher.fetch({url(trap, "cookie"): PLACE}))[url(trap, "cookie")] for _ in range(2)]
+        return [(await fetcher.fetch({url(trap, "cookie"): Place(PLACE)}))[url(trap, "cookie")] for _ in range(2)]
 
     assert asyncio.run(twice()) == [b"none", b"none"]
 
@@ -321,3 +321,14 @@ def test_a_file_that_is_too_large(folder: Path) -> None:
     with (folder / "large.png").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
     assert f"more than {MOST_BYTES} bytes" in refused([(folder / "large.png").as_uri()], folder=str(folder))
+
+
+def test_what_is_refused_is_called_what_it_is(trap: ThreadingHTTPServer) -> None:
+    for kind in ("image", "video"):
+        with pytest.raises(RequestError) as caught:
+            fetch([url(trap, "slow")], kind=kind, fetch_seconds=0.3)
+        assert f"the {kind} did not come within" in str(caught.value)
+        assert f"Send the {kind} itself as a data URL (data:{kind}/" in str(caught.value)
+        assert caught.value.code == f"invalid_{kind}_url"
+        with pytest.raises(RequestError, match=f"not among the hosts that {kind}s are fetched from"):
+            fetch(["http://other.test/"], kind=kind)

@@ -35,7 +35,7 @@ from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.hooks.judging import Hooks
 from quire.interfaces.hooks.loading import hooks_of, names_among
 from quire.interfaces.hooks.unhooked import unhooked
-from quire.interfaces.image_rendering import ImageRendering
+from quire.interfaces.image_rendering import SOUNDS, ImageRendering
 from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
@@ -534,7 +534,7 @@ class AsyncLLM:
                 f"model: {self.config.served_model_name} does not listen. Take a model that does, such as Whisper.",
                 param="model",
             )
-        return await (rendering or self._images).call(partial(sounds.hear, sound, where), [])
+        return await (rendering or self._images).call(partial(sounds.hear, sound, where), kind=SOUNDS)
 
     def open_transcription(self, sound: Sound, params: TranscriptionParams) -> Transcription:
         """Its windows, for whoever runs the requests; RequestError for what the model cannot do."""
@@ -621,10 +621,10 @@ class AsyncLLM:
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
         sources = self.renderer.media_sources("", images_of(prompt), videos_of(prompt))
-        if sources or sound_of(prompt) is not None:
+        if sources or are_vectors(prompt):
             return await self._images.call(partial(render, prompt, self.renderer, length), sources)
-        if are_vectors(prompt):
-            return await self._images.call(partial(render, prompt, self.renderer, length), ())
+        if sound_of(prompt) is not None:
+            return await self._images.call(partial(render, prompt, self.renderer, length), kind=SOUNDS)
         if text is not None and len(text) > LONG_TEXT:
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)

@@ -1,4 +1,4 @@
-"""What URLs of images lead to: from hosts that were named at start and from a folder; by default from nowhere.
+"""What URLs of media lead to: from hosts that were named at start and from a folder; by default from nowhere.
 
 Owns an event loop in a thread of its own, so that no byte of a strange server is handled beside requests. The name of a
 host is resolved once, all its addresses are looked at, and the connection goes to one of these; nobody asks a second
@@ -33,14 +33,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 _T = TypeVar("_T")
 
-# of all images of a request together
+# of all that a request names, together
 MOST_BYTES_OF_REQUEST = 2 * MOST_BYTES
 _MOST_REDIRECTS = 3
 _MOST_CHARACTERS = 2048
 _MOST_ADDRESSES = 3
 # A backslash, a space or a control character is read in one way here and in another there.
 _ALLOWED_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~:/?#[]@!$&'()*+,;=%")
-_CODE = "invalid_image_url"
 # IPv4 inside of IPv6, by way of a translator
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS = {
@@ -50,6 +49,18 @@ _HEADERS = {
     "Connection": "close",
     "User-Agent": "quire",
 }
+
+
+# a form of each kind in which it can be sent
+_EXAMPLES = {"image": "image/png", "video": "video/mp4"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a URL stands in a request, and what is to be there: an image or a video."""
+
+    where: str
+    kind: str = "image"
 
 
 class MediaFetcher:
@@ -62,7 +73,7 @@ class MediaFetcher:
         self._folder = os.path.realpath(config.folder) if config.folder is not None else None
         self._resolve = resolve or _resolved
 
-    async def fetch(self, places: Mapping[str, str]) -> dict[str, bytes]:
+    async def fetch(self, places: Mapping[str, Place]) -> dict[str, bytes]:
         """The bytes behind URLs, each of which stands at a place of the request. RequestError: one cannot be had."""
         files = {url: place for url, place in places.items() if url[:5].lower() == "file:"}
         asked = [(url, self._allowed(url, place), place) for url, place in places.items() if url not in files]
@@ -78,7 +89,7 @@ class MediaFetcher:
 
     # ------------------------------------------------------------------------------------------ what is allowed
 
-    def _allowed(self, url: str, place: str) -> URL:
+    def _allowed(self, url: str, place: Place) -> URL:
         """The URL that is fetched, exactly as it was looked at."""
         from httpx2 import URL, InvalidURL
 
@@ -100,13 +111,13 @@ class MediaFetcher:
         address = _address(host)
         is_named = host in self._hosts if address is None else self._is_named(address)
         if not is_named:
-            raise _refused(place, f"{host[:100]!r} is not among the hosts that images are fetched from")
+            raise _refused(place, f"{host[:100]!r} is not among the hosts that {place.kind}s are fetched from")
         return target
 
     def _is_named(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
-    async def _addresses(self, url: URL, place: str) -> list[str]:
+    async def _addresses(self, url: URL, place: Place) -> list[str]:
         """All of them may be reached."""
         host = url.raw_host.decode("ascii")
         if _address(host) is not None:
@@ -122,7 +133,9 @@ class MediaFetcher:
 
     # ------------------------------------------------------------------------------------------ fetching
 
-    async def _all(self, jobs: Mapping[str, Coroutine[Any, Any, bytes]], places: Mapping[str, str]) -> dict[str, bytes]:
+    async def _all(
+        self, jobs: Mapping[str, Coroutine[Any, Any, bytes]], places: Mapping[str, Place]
+    ) -> dict[str, bytes]:
         """Side by side; the first that fails ends the others."""
         tasks: dict[str, asyncio.Task[bytes]] = {}
         try:
@@ -130,13 +143,13 @@ class MediaFetcher:
                 tasks = {url: group.create_task(job) for url, job in jobs.items()}
         except TimeoutError:
             late = next((place for url, place in places.items() if tasks[url].cancelled()), next(iter(places.values())))
-            raise _refused(late, f"the image did not come within {self._seconds:g} seconds") from None
+            raise _refused(late, f"the {late.kind} did not come within {self._seconds:g} seconds") from None
         except ExceptionGroup as group_error:
             error = group_error.exceptions[0]
             raise error from None
         return {url: task.result() for url, task in tasks.items()}
 
-    async def _get(self, url: URL, place: str, budget: _Budget) -> bytes:
+    async def _get(self, url: URL, place: Place, budget: _Budget) -> bytes:
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._answer(url, place)
             try:
@@ -147,7 +160,7 @@ class MediaFetcher:
                 await response.aclose()
         raise _refused(place, f"it was redirected more than {_MOST_REDIRECTS} times")
 
-    async def _answer(self, url: URL, place: str) -> Response:
+    async def _answer(self, url: URL, place: Place) -> Response:
         """Of the first address that lets itself be connected to."""
         from httpx2 import ConnectError, HTTPError, InvalidURL, Request
 
@@ -188,17 +201,17 @@ class MediaFetcher:
 
 @dataclass
 class _Budget:
-    """Bytes that the images of a request may still have."""
+    """Bytes that what a request names by URL may still have."""
 
     left: int
 
-    def take(self, num_bytes: int, place: str) -> None:
+    def take(self, num_bytes: int, place: Place) -> None:
         self.left -= num_bytes
         if self.left < 0:
-            raise _refused(place, f"the images of a request have at most {MOST_BYTES_OF_REQUEST} bytes together")
+            raise _refused(place, f"all that a request names by URL has at most {MOST_BYTES_OF_REQUEST} bytes together")
 
 
-async def _body(response: Response, place: str, budget: _Budget) -> bytes:
+async def _body(response: Response, place: Place, budget: _Budget) -> bytes:
     from httpx2 import HTTPError, StreamError
 
     if response.status_code != 200:
@@ -219,9 +232,9 @@ async def _body(response: Response, place: str, budget: _Budget) -> bytes:
     return b"".join(chunks)
 
 
-def _check_size(num_bytes: int, place: str) -> None:
+def _check_size(num_bytes: int, place: Place) -> None:
     if num_bytes > MOST_BYTES:
-        raise _refused(place, f"the image has more than {MOST_BYTES} bytes")
+        raise _refused(place, f"the {place.kind} has more than {MOST_BYTES} bytes")
 
 
 async def _resolved(host: str, port: int) -> list[str]:
@@ -249,7 +262,7 @@ def _is_public(address: Address) -> bool:
     return all(one.is_global and not one.is_multicast for one in addresses)
 
 
-def _file_below(folder: str, url: str, place: str, budget: _Budget) -> bytes:
+def _file_below(folder: str, url: str, place: Place, budget: _Budget) -> bytes:
     """All links are followed first. One answer for all that is not there, is no file, or lies elsewhere."""
     content: bytes | None = None
     try:
@@ -263,7 +276,7 @@ def _file_below(folder: str, url: str, place: str, budget: _Budget) -> bytes:
     except (OSError, ValueError):
         pass
     if content is None:
-        raise _refused(place, "there is no such file below the folder that images are read from")
+        raise _refused(place, f"there is no such file below the folder that {place.kind}s are read from")
     _check_size(len(content), place)
     budget.take(len(content), place)
     return content
@@ -283,6 +296,7 @@ def _path_of(url: str) -> str:
     return path
 
 
-def _refused(place: str, why: str) -> RequestError:
-    text = f"{place}: {why}. Send the image itself as a data URL (data:image/png;base64,...)."
-    return RequestError(text, param=place, code=_CODE)
+def _refused(place: Place, why: str) -> RequestError:
+    example = _EXAMPLES[place.kind]
+    text = f"{place.where}: {why}. Send the {place.kind} itself as a data URL (data:{example};base64,...)."
+    return RequestError(text, param=place.where, code=f"invalid_{place.kind}_url")

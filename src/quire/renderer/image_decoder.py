@@ -1,13 +1,12 @@
-"""Images as clients give them: data URLs and bytes are decoded in a process of their own, those of Pillow here.
+"""Images as clients give them: data URLs and bytes are decoded in processes of their own, those of Pillow here.
 
-Owns that process, which starts with the first image. Turns reasons into errors that name the place of an image. Blocks;
-called by ImageProcessor in any thread.
+Owns these, of which the first starts with the first image. Turns reasons into errors that name the place of an image.
+Blocks; called by ImageProcessor in any thread.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.asked_process import AskedProcess, NotStartedError
+from quire.asked_process import AskedProcess, AskedProcesses, NotStartedError
 from quire.errors import EngineError, RequestError
 from quire.renderer.decoding_process import GIVEN, REFUSED, SIZE, Asked
 from quire.renderer.images import MOST_BYTES, BadImageError, View, check_size, in_our_words, pixels_of
@@ -37,6 +36,14 @@ _SECONDS = 30.0
 _DATA = "data:"
 # of a data URL: what stands before the comma
 _MOST_HEAD = 100
+
+
+# one for a client whose image takes long, and one for the others
+MOST_PROCESSES = 2
+
+
+def _process() -> AskedProcess:
+    return AskedProcess(_PROGRAM, lambda: [msgspec.msgpack.encode(Asked()), b"?"], {"OMP_NUM_THREADS": "1"})
 
 
 class OpenedImage(Protocol):
@@ -60,9 +67,7 @@ class OpenedImage(Protocol):
 class ImageDecoder:
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
-        self.process = AskedProcess(_PROGRAM, lambda: [msgspec.msgpack.encode(Asked()), b"?"], {"OMP_NUM_THREADS": "1"})
-        # held while the process is asked
-        self._lock = threading.Lock()
+        self.processes = AskedProcesses(MOST_PROCESSES, _process)
 
     def open(self, source: Any, where: str) -> OpenedImage:
         """An image of a data URL, encoded bytes or an image of Pillow."""
@@ -95,8 +100,7 @@ class ImageDecoder:
     def ask(self, asked: Asked, content: bytes, where: str) -> memoryview:
         """What was asked, as decoding_process writes it."""
         try:
-            with self._lock:
-                found = self.process.ask([msgspec.msgpack.encode(asked), content], self._seconds)
+            found = self.processes.ask([msgspec.msgpack.encode(asked), content], self._seconds)
         except TimeoutError:
             raise _refused(
                 f"the image takes more than {self._seconds:g} s to decode. Make it smaller.", where
@@ -110,8 +114,8 @@ class ImageDecoder:
         return memoryview(found)[len(GIVEN) :]
 
     def close(self) -> None:
-        """Ends the process; another image starts another."""
-        self.process.close()
+        """Ends the processes; another image starts another."""
+        self.processes.close()
 
 
 class _Whole(ABC):

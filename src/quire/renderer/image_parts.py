@@ -39,9 +39,8 @@ class Sources:
     images: list[Source] = field(default_factory=list)
     videos: list[Source] = field(default_factory=list)
 
-    @property
-    def all(self) -> list[Source]:
-        return [*self.images, *self.videos]
+    def __bool__(self) -> bool:
+        return bool(self.images or self.videos)
 
     def fetched(self, content: Mapping[str, bytes]) -> Sources:
         """With what stands behind their URLs."""

@@ -170,16 +170,14 @@ class Renderer:
         if self.sounds is not None:
             self.sounds.process.close()
 
-    def media_sources(
-        self, chat: str | Chat, images: Sequence[Any] = (), videos: Sequence[Any] = ()
-    ) -> list[tuple[Any, str]]:
+    def media_sources(self, chat: str | Chat, images: Sequence[Any] = (), videos: Sequence[Any] = ()) -> Sources:
         """What stands for images and videos in a chat, or beside a text, and where: one in memory, a data URL, or a URL
         that must be fetched before this is rendered. No more than a request may have."""
         if self._images is None:
-            return []
+            return Sources()
         sources = placed(images, videos) if isinstance(chat, str) else take_media(chat)[1]
         self._images.check_limits(sources)
-        return sources.all
+        return sources
 
     @staticmethod
     def has_vectors(chat: str | Chat) -> bool:
@@ -226,10 +224,10 @@ class Renderer:
         sources = placed(images, videos)
         if self._images is not None and not isinstance(chat, str):
             chat, sources = take_media(chat)
-        if vectors is not None and sources.all:
+        if vectors is not None and sources:
             reason = "messages: images and videos do not go together with prompt_embeds. Send one of them."
             raise RequestError(reason, param=param)
-        if (sources.all or vectors is not None) and is_brief:
+        if (sources or vectors is not None) and is_brief:
             raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
@@ -244,7 +242,7 @@ class Renderer:
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
                 is_brief=is_brief,
-                takes_images=bool(sources.all),
+                takes_images=bool(sources),
             )
         media = self._opened(sources, fetched)
         if media is not None:
@@ -290,7 +288,7 @@ class Renderer:
         return RenderedPrompt([PLACEHOLDER] * media.length, [media])
 
     def _opened(self, sources: Sources, fetched: Mapping[str, bytes]) -> OpenedMedia | None:
-        if not sources.all:
+        if not sources:
             return None
         if self._images is None:
             raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")

@@ -1,14 +1,13 @@
-"""Videos as clients give them: files are decoded in a process of their own, JPEG frames where images are, and frames
+"""Videos as clients give them: files are decoded in processes of their own, JPEG frames where images are, and frames
 that are in memory here.
 
-Owns that process, which starts with the first file. Which frames are taken is decided here. Turns reasons into errors
-that name the place of a video. Blocks; called by VideoProcessor in any thread.
+Owns these, of which the first starts with the first file. Which frames are taken is decided here. Turns reasons into
+errors that name the place of a video. Blocks; called by VideoProcessor in any thread.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.asked_process import AskedProcess, NotStartedError
+from quire.asked_process import AskedProcess, AskedProcesses, NotStartedError
 from quire.config.images import MOST_FRAMES, VideoConfig
 from quire.errors import EngineError, RequestError
 from quire.renderer.decoding_process import REFUSED
-from quire.renderer.image_decoder import ImageDecoder, OpenedImage
+from quire.renderer.image_decoder import MOST_PROCESSES, ImageDecoder, OpenedImage
 from quire.renderer.images import MOST_BYTES, View, pixels_of
 from quire.renderer.video_process import HEADER, MOST_PIXELS, Asked
 
@@ -38,6 +37,10 @@ _JPEGS = "data:video/jpeg;base64"
 _RATE = 24.0
 _JPEG_RATE = 1.0
 _FORMS = 'encoded bytes, a data URL, frames ([frames, height, width, 3] or a list of images), or (frames, {"fps": 2.0})'
+
+
+def _process() -> AskedProcess:
+    return AskedProcess(_PROGRAM, lambda: [msgspec.msgpack.encode(Asked()), b"?"], {"OMP_NUM_THREADS": "1"})
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,7 @@ class VideoDecoder:
         self._config = config
         self._images = images
         self._seconds = seconds
-        self.process = AskedProcess(_PROGRAM, lambda: [msgspec.msgpack.encode(Asked()), b"?"], {"OMP_NUM_THREADS": "1"})
-        # held while the process is asked
-        self._lock = threading.Lock()
+        self.processes = AskedProcesses(MOST_PROCESSES, _process)
 
     def open(self, source: Any, where: str) -> OpenedVideo:
         if isinstance(source, str):
@@ -137,8 +138,7 @@ class VideoDecoder:
 
     def ask(self, asked: Asked, content: bytes, where: str) -> bytearray:
         try:
-            with self._lock:
-                found = self.process.ask([msgspec.msgpack.encode(asked), content or b"?"], self._seconds)
+            found = self.processes.ask([msgspec.msgpack.encode(asked), content or b"?"], self._seconds)
         except TimeoutError:
             _refuse(f"it takes more than {self._seconds:g} s to decode. Make it shorter or smaller.", where)
         except (OSError, EOFError):
@@ -150,8 +150,8 @@ class VideoDecoder:
         return found
 
     def close(self) -> None:
-        """Ends the process; another video starts another."""
-        self.process.close()
+        """Ends the processes; another video starts another."""
+        self.processes.close()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.parts import parts_of
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.instruments import Counter
+from quire.renderer.image_parts import Sources
 from quire.testing.image_checkpoints import make_image_checkpoint
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -63,7 +64,7 @@ def test_the_room_is_looked_at_when_the_turn_of_an_image_has_come(run):
 
     async def main():
         rendering = ImageRendering(ImageConfig(), check_room=check)
-        calls = [rendering.call(decode, [("data:", "image")], number=number) for number in range(5)]
+        calls = [rendering.call(decode, Sources([("data:", "image")]), number=number) for number in range(5)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     results = run(main())

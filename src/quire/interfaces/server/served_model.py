@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -68,10 +68,12 @@ class Models:
         *,
         num_processes: int = 1,
         template_kwargs: Mapping[str, Any] | None = None,
+        client: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`patterns`: of names by which the model is meant as well, such as claude-*. `further`: those that are loaded
         when they are asked for. `num_processes`: that answer for this engine, each with its part of what images may
-        take. `template_kwargs`: see ServedModel."""
+        take. `template_kwargs`: see ServedModel. `client`: the name of who asks now, if that is known."""
+        self._client = client
         self._template_kwargs = template_kwargs or {}
         self._most_image_bytes = MOST_OPEN_BYTES // num_processes
         self._metrics = metrics
@@ -90,7 +92,7 @@ class Models:
     def _served(self, name: str, engine: AsyncLLM) -> ServedModel:
         defaults = generation_defaults(engine.config)
         check_room = partial(_check_image_room, engine, self._most_image_bytes, self._metrics.rejected)
-        images = ImageRendering(engine.config.images, check_room=check_room)
+        images = ImageRendering(engine.config.images, check_room=check_room, client=self._client)
         threads = (self.text_threads, self.count_threads)
         return ServedModel(name, engine, defaults, self._metrics, *threads, images, self._template_kwargs)
 

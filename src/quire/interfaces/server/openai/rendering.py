@@ -134,7 +134,7 @@ async def _rendered(model: ServedModel, chat: str | list[dict[str, Any]], option
 
 async def render_vectors(model: ServedModel, given: str, where: str) -> RenderedPrompt:
     """`Renderer.render_vectors`, in a thread; one prompt at a time, where there is room for it."""
-    return await model.images.call(partial(model.renderer.render_vectors, given, model.max_model_len, where), ())
+    return await model.images.call(partial(model.renderer.render_vectors, given, model.max_model_len, where))
 
 
 async def render_pair(model: ServedModel, first: str, second: str) -> RenderedPrompt:
