@@ -10,7 +10,7 @@ from tests.support.template_bombs import BOMBS
 
 from quire.errors import OptionError, RequestError
 from quire.renderer import NotBriefError
-from quire.renderer.chat_template import ChatTemplates
+from quire.renderer.chat_template import ChatTemplates, dialect_of
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.template_budget import WHOLE, Allowance, Budget, TemplateBudgetError
 from quire.renderer.template_sandbox import compile_template, render
@@ -167,6 +167,27 @@ def test_a_template_of_a_request_is_compiled_once_and_is_not_large():
     assert templates.render(chat_of(0)) == "the last one"
     with pytest.raises(OptionError, match="more than 4,096 nodes"):
         ChatTemplates.brought("{{ [" + "a," * 5_000 + "] }}", SpecialTokens())
+    blocks = "".join(f"{{%block b{number}%}}x{{%endblock%}}" for number in range(1_000))
+    with pytest.raises(OptionError, match=r"becomes \d{3},\d{3} characters of code, .* at most 96,000"):
+        ChatTemplates.brought(blocks, SpecialTokens())
+    assert ChatTemplates({"default": blocks}, SpecialTokens()).render(chat_of(0)) == "x" * 1_000
+
+
+def test_templates_of_requests_push_out_nothing_of_the_models(monkeypatch):
+    """What it reads is found once, however many others come with requests."""
+    looked_at = []
+
+    def look(text):
+        looked_at.append(text)
+        return dialect_of(text)
+
+    monkeypatch.setattr("quire.renderer.chat_template.dialect_of", look)
+    own = ChatTemplates({"default": "{{ messages[0].content }}"}, SpecialTokens())
+    own.prepare()
+    for number in range(40):
+        ChatTemplates.brought(f"{number}{{{{ messages[0].content }}}}", SpecialTokens()).render(chat_of(0))
+        own.render(chat_of(0), is_brief=True)
+    assert len(looked_at) == len(set(looked_at)) == 41
 
 
 def test_a_message_that_ends_with_an_image_cannot_go_on():

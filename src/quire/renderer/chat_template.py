@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,6 @@ _END_OF_FINAL = "\ue000end of the final message\ue000"
 # roles of the two texts that a model compares
 QUERY = "query"
 DOCUMENT = "document"
-# Of a template that comes with a request, which is compiled beside other requests: real ones have some 4,000.
-_MOST_NODES = 4_096
 # Of what a template says when it refuses messages.
 _MOST_CHARACTERS_OF_ERROR = 1_000
 
@@ -58,8 +55,9 @@ class ChatTemplates:
     ) -> None:
         self.texts = dict(texts)
         self._origin = origin
-        # those that have been compiled, which takes longer than most renderings
+        # those that have been compiled, which takes longer than most renderings, and what they read
         self._compiled: dict[str, jinja2.Template] = {}
+        self._dialects: dict[str, Dialect] = {}
         self._special = special
         self._now = now
 
@@ -79,7 +77,7 @@ class ChatTemplates:
         """By a request, or a caller in this process."""
         text = _text_of(asked)
         templates = cls({"default": text}, special, origin="the argument chat_template")
-        templates._compiled[text] = _compiled(text, templates._now, _MOST_NODES)
+        templates._compiled[text] = _compiled(text, templates._now, is_of_request=True)
         return templates
 
     def prepare(self) -> None:
@@ -91,7 +89,7 @@ class ChatTemplates:
         for text in self.texts.values():
             with contextlib.suppress(jinja2.TemplateError):
                 self._compiled[text] = compile_template(text, self._now)
-                dialect_of(text)
+                self._dialect_of(text)
 
     def render(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The text of a chat; options as below."""
@@ -116,7 +114,7 @@ class ChatTemplates:
         text = self._choose(tools)
         if is_brief and text not in self._compiled:
             raise NotBriefError
-        messages = prepare_messages(chat, replace(dialect_of(text), takes_images=takes_images))
+        messages = prepare_messages(chat, replace(self._dialect_of(text), takes_images=takes_images))
         shown_tools = plain(list(tools), "tools") if tools is not None else None
         kwargs = _checked_kwargs(template_kwargs)
         quoting = Quoting(marks, messages, shown_tools, kwargs)
@@ -141,6 +139,11 @@ class ChatTemplates:
             is_brief=is_brief,
         )
         return quoting.pieces(_cut_at_end(rendered) if continue_final_message else rendered)
+
+    def _dialect_of(self, text: str) -> Dialect:
+        if text not in self._dialects:
+            self._dialects[text] = dialect_of(text)
+        return self._dialects[text]
 
     def _choose(self, tools: object) -> str:
         if tools is not None and "tool_use" in self.texts:
@@ -189,13 +192,13 @@ def _text_of(asked: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _compiled(text: str, now: Callable[[], datetime] = datetime.now, most_nodes: int | None = None) -> jinja2.Template:
+def _compiled(text: str, now: Callable[[], datetime] = datetime.now, *, is_of_request: bool = False) -> jinja2.Template:
     import jinja2
 
-    from quire.renderer.template_sandbox import compile_template
+    from quire.renderer.template_sandbox import OF_REQUEST, compile_template
 
     try:
-        return compile_template(text, now, most_nodes)
+        return compile_template(text, now, OF_REQUEST if is_of_request else None)
     except jinja2.TemplateError as error:
         raise OptionError(f"chat_template={text[:80]}: {_in_words(error)}.") from error
 
@@ -275,7 +278,6 @@ def _in_words(error: Exception) -> str:
     return (text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}") + line
 
 
-@lru_cache(maxsize=32)
 def dialect_of(text: str) -> Dialect:
     """What this template reads. What is wrong with one is said when it is rendered."""
     import jinja2

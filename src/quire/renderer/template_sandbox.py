@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -33,12 +35,25 @@ _MOST_SUMMANDS = 8
 _GREATEST_NUMBER = 1 << 60
 
 
+@dataclass(frozen=True)
+class CompileLimits:
+    """What a template may be, and the Python code that Jinja makes of it."""
+
+    num_nodes: int
+    num_characters: int
+
+
+# Of one that comes with a request. Python compiles all of the code at once and lets nobody else run meanwhile: at most
+# half a microsecond a character. Real templates of 25,000 characters become so much code.
+OF_REQUEST = CompileLimits(num_nodes=4_096, num_characters=96_000)
+
+
 def compile_template(
-    source: str, now: Callable[[], datetime] = datetime.now, most_nodes: int | None = None
+    source: str, now: Callable[[], datetime] = datetime.now, limits: CompileLimits | None = None
 ) -> jinja2.Template:
-    """Raises jinja2.TemplateError if the source is no template, or has more nodes: Python compiles all at once, and
-    lets nobody else run meanwhile."""
+    """Raises jinja2.TemplateError if the source is no template, or is beyond these limits."""
     environment = ChatSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+    environment.limits = limits
 
     def strftime_now(pattern: str) -> str:
         if len(pattern) > _MOST_CHARACTERS_OF_DATE:
@@ -58,8 +73,9 @@ def compile_template(
         for count, node in enumerate(tree.find_all(nodes.Node)):
             if isinstance(node, nodes.Const) and isinstance(node.value, int) and abs(node.value) > _GREATEST_NUMBER:
                 raise jinja2.TemplateError(f"it holds a number greater than {_GREATEST_NUMBER:,}")
-            if most_nodes is not None and count >= most_nodes:
-                raise jinja2.TemplateError(f"it has more than {most_nodes:,} nodes, the most that a request brings")
+            if limits is not None and count >= limits.num_nodes:
+                text = f"it has more than {limits.num_nodes:,} nodes, the most that a request brings"
+                raise jinja2.TemplateError(text)
         return environment.from_string(tree)
 
 
@@ -196,6 +212,14 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%", "-"})
     code_generator_class = _CountingCode
     context_class = _BudgetContext
+    limits: CompileLimits | None = None
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        """Jinja's hook: the Python code that it has made of a template is compiled."""
+        if self.limits is not None and len(source) > self.limits.num_characters:
+            text = f"it becomes {len(source):,} characters of code, and a request brings at most "
+            raise jinja2.TemplateError(f"{text}{self.limits.num_characters:,}")
+        return super()._compile(source, filename)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget: Budget = context.budget  # type: ignore[attr-defined]
