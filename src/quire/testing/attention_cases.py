@@ -33,6 +33,10 @@ class AttentionCase:
     has_slopes: bool = False
     # a value is the beginning of its key, and kept once
     values_in_keys: bool = False
+    # tokens that the first sequence begins with and that none of its rows sees; each further one has one more
+    begin: int = 0
+    # that a bias of scores tells apart; 0: there is none
+    num_distances: int = 0
     # positions [first, end) of every sequence that see each other, as far as they are there
     together: tuple[int, int] | None = None
 
@@ -44,6 +48,7 @@ class AttentionCase:
             [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks + ["slopes"] * self.has_slopes
         )
         parts += ["latent"] * self.values_in_keys + ["chunks"] * self.is_chunked
+        parts += [f"from{self.begin}"] * bool(self.begin) + [f"bias{self.num_distances}"] * bool(self.num_distances)
         parts += [f"together{self.together[0]}to{self.together[1]}"] if self.together else []
         parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
         return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
@@ -57,6 +62,12 @@ class AttentionCase:
             for num_rows, length in self.sequences
             for position in range(length - num_rows, length)
         ]
+
+    @property
+    def begins(self) -> list[int]:
+        """For each sequence the first position that its rows see; no later than the first of them."""
+        more = [self.begin + number if self.begin else 0 for number in range(len(self.sequences))]
+        return [min(begin, length - num_rows) for begin, (num_rows, length) in zip(more, self.sequences, strict=True)]
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -102,6 +113,11 @@ ATTENTION_CASES = (
       for w in (0, 20) for s in (MIX, ONES, LONG) for d in DTYPES),
     AttentionCase(has_sinks=True, soft_cap=20.0, sliding_window=40, sequences=LONG, num_heads=6, block_size=8),
     *(AttentionCase(has_slopes=True, sequences=s, dtype=d) for s in (MIX, ONES, LONG) for d in DTYPES),
+    *(AttentionCase(num_distances=n, sequences=s, dtype=d) for n in (1, 24) for s in (MIX, ONES, LONG) for d in DTYPES),
+    *(AttentionCase(begin=b, num_distances=33, sequences=s, dtype=d, head_dim=h)
+      for b, h in ((5, 64), (40, 24), (300, 64)) for s in (MIX, ONES, LONG) for d in DTYPES[:2]),
+    AttentionCase(begin=70, num_distances=9, sliding_window=40, has_sinks=True, soft_cap=20.0, cache_dtype=torch.int8),
+    AttentionCase(begin=70, num_distances=200, num_heads=40, num_kv_heads=1, sequences=LONG, block_size=8),
     AttentionCase(has_slopes=True, has_sinks=True, soft_cap=20.0, sliding_window=40, cache_dtype=torch.int8),
     AttentionCase(sequences=((130, 130), (100, 400))),  # more rows than one tile
     AttentionCase(sequences=((0, 0), (0, 5), (1, 1))),

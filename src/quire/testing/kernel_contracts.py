@@ -60,6 +60,8 @@ class AttentionKernels(Protocol):
         sinks_H: Tensor | None = None,
         ends_T: Tensor | None = None,
         slopes_H: Tensor | None = None,
+        begins_S: Tensor | None = None,
+        bias_HR: Tensor | None = None,
     ) -> None: ...
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
@@ -112,9 +114,12 @@ class _Reference:
         sinks_H: Tensor | None = None,
         ends_T: Tensor | None = None,
         slopes_H: Tensor | None = None,
+        begins_S: Tensor | None = None,
+        bias_HR: Tensor | None = None,
     ) -> None:
         tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        reference.paged_attention(*tensors, sinks_H, ends_T, scale, sliding_window, is_chunked, soft_cap, slopes_H)
+        windows = scale, sliding_window, is_chunked, soft_cap
+        reference.paged_attention(*tensors, sinks_H, ends_T, *windows, slopes_H, begins_S, bias_HR)
 
 
 REFERENCE = _Reference()
@@ -137,6 +142,8 @@ class PagedBatch:
     value_TKE: Tensor
     ends_T: Tensor | None = None
     slopes_H: Tensor | None = None
+    begins_S: Tensor | None = None
+    bias_HR: Tensor | None = None
     options: dict[str, float | int] = field(default_factory=dict)
 
     @property
@@ -161,9 +168,15 @@ class PagedBatch:
             soft_cap=soft_cap,
             sinks_H=self.sinks_H,
             ends_T=self.ends_T,
-            **({} if self.slopes_H is None else {"slopes_H": self.slopes_H}),
+            **self.position_options,
         )
         return out
+
+    @property
+    def position_options(self) -> dict[str, Tensor]:
+        """Those of few layers, which not every home has."""
+        given = {"slopes_H": self.slopes_H, "begins_S": self.begins_S, "bias_HR": self.bias_HR}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
 def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> PagedBatch:
@@ -207,6 +220,8 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
         value_TKE=key_TKD[..., :value_dim] if case.values_in_keys else value_TKE,
         ends_T=None if case.together is None else torch.tensor(case.ends, dtype=torch.int32, device=device),
         slopes_H=normal(case.num_heads).float().abs() / 32 if case.has_slopes else None,
+        begins_S=torch.tensor(case.begins, dtype=torch.int32, device=device) if case.begin else None,
+        bias_HR=normal(case.num_heads, case.num_distances) if case.num_distances else None,
         options={"sliding_window": case.sliding_window, "is_chunked": case.is_chunked, "soft_cap": case.soft_cap},
     )
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
@@ -227,15 +242,16 @@ def _block_tables(case: AttentionCase, random: torch.Generator) -> tuple[Tensor,
 
 def forget_what_windows_left(batch: PagedBatch, case: AttentionCase) -> None:
     """Block ids that no query row can see any more become ids that do not exist."""
-    if case.sliding_window > 0:
+    if case.sliding_window > 0 or case.begin:
         for s, (num_rows, length) in enumerate(case.sequences):
-            first = first_visible(length - num_rows, case.sliding_window, case.is_chunked)
+            first = max(first_visible(length - num_rows, case.sliding_window, case.is_chunked), case.begins[s])
             batch.block_tables_SM[s, : first // case.block_size] = 2**30
 
 
 def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
     """The same with `scaled_dot_product_attention` on contiguous float32 tensors; no soft cap, no sinks."""
-    outputs, row, token = [], 0, 0
+    outputs: list[Tensor] = []
+    row = token = 0
     for num_rows, length in case.sequences:
         query_HQD = batch.query_THD[row : row + num_rows].float().transpose(0, 1)
         key_KPD = _as_kept(batch.key_TKD[token : token + length], case.kept_as).transpose(0, 1)
@@ -249,10 +265,14 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
         if case.is_chunked:
             chunk = torch.arange(length) // case.sliding_window
             visible &= chunk[length - num_rows :, None] == chunk
+        visible &= torch.arange(length) >= case.begins[len(outputs)]
         key_HPD, value_HPE = key_KPD.repeat_interleave(group_size, 0), value_KPE.repeat_interleave(group_size, 0)
         mask = visible.to(query_HQD.device)
+        distance = distance.to(query_HQD.device)
         if batch.slopes_H is not None:
-            bias = -batch.slopes_H[:, None, None] * distance.to(query_HQD.device)
+            mask = (-batch.slopes_H[:, None, None] * distance).masked_fill(~mask, -torch.inf)
+        if batch.bias_HR is not None:
+            bias = batch.bias_HR.float()[:, distance.clamp(0, case.num_distances - 1)]
             mask = bias.masked_fill(~mask, -torch.inf)
         out = F.scaled_dot_product_attention(query_HQD, key_HPD, value_HPE, attn_mask=mask, scale=batch.scale)
         outputs.append(out.transpose(0, 1))
@@ -312,8 +332,8 @@ def check_attention_of_ranks(kernels: AttentionParts, case: AttentionCase, size:
                 is_chunked=case.is_chunked,
                 soft_cap=case.soft_cap,
                 sinks_H=batch.sinks_H if rank == 0 else None,
-                slopes_H=batch.slopes_H,
                 ends_T=batch.ends_T,
+                **batch.position_options,
             )
         )
     found = torch.full_like(expected, 77.0)
@@ -372,6 +392,7 @@ def check_invariance(
                     **vars(batch),
                     "query_THD": batch.query_THD[row + start : row + stop],
                     "ends_T": ends,
+                    "begins_S": None if batch.begins_S is None else batch.begins_S[s : s + 1],
                     "block_tables_SM": batch.block_tables_SM[s : s + 1],
                     "seq_lens_S": torch.tensor([length - num_rows + stop], dtype=torch.int32, device=device),
                     "query_starts_S1": torch.tensor([0, stop - start], dtype=torch.int32, device=device),

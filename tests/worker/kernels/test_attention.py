@@ -21,6 +21,7 @@ INVARIANT_CASES = [
     AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), sliding_window=100, is_chunked=True, num_heads=16),
     AttentionCase(sequences=((100, 640), (60, 70), (1, 600)), together=(560, 620), sliding_window=90, head_dim=80),
     AttentionCase(sequences=((600, 640), (60, 70), (1, 1)), together=(50, 580), dtype=torch.bfloat16),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), begin=55, num_distances=100, dtype=torch.bfloat16),
     *(
         AttentionCase(
             num_heads=heads,
@@ -62,6 +63,7 @@ RANK_CASES = [
     AttentionCase(sequences=((60, 560), (9, 70), (1, 601), (1, 600)), sliding_window=100, is_chunked=True),
     AttentionCase(sequences=((100, 640), (60, 70), (1, 600)), together=(560, 620), sliding_window=90, head_dim=80),
     AttentionCase(sequences=((1, 1),) * 3),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), begin=55, num_distances=100),
     AttentionCase(num_heads=16, num_kv_heads=1, head_dim=176, value_dim=144, values_in_keys=True),
 ]
 

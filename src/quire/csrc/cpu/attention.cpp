@@ -33,10 +33,12 @@ void attend(const AttentionArgs& args, const AttentionPlan& plan, int64_t begin,
 
 }  // namespace
 
-AttentionStep::AttentionStep(const AttentionArgs& args, std::vector<float> sinks, std::vector<float> slopes)
-    : args_(args), sinks_(std::move(sinks)), slopes_(std::move(slopes)) {
+AttentionStep::AttentionStep(const AttentionArgs& args, std::vector<float> sinks, std::vector<float> slopes,
+                             std::vector<float> bias)
+    : args_(args), sinks_(std::move(sinks)), slopes_(std::move(slopes)), bias_(std::move(bias)) {
   args_.sinks = sinks_.empty() ? nullptr : sinks_.data();
   args_.slopes = slopes_.empty() ? nullptr : slopes_.data();
+  args_.bias = bias_.empty() ? nullptr : bias_.data();
 }
 
 int64_t AttentionStep::work(const Extent& extent) const {
@@ -60,7 +62,7 @@ void AttentionStep::check(const Extent& extent) const {
                                " is longer than its " + std::to_string(capacity) + " slots");
     }
     check_ends(s);
-    const int64_t row = s * args_.table_stride, first = first_visible(args_, length - (end - begin));
+    const int64_t row = s * args_.table_stride, first = first_visible(args_, s, length - (end - begin));
     for (int64_t i = first / args_.block_size; i * args_.block_size < args_.share.below(length); ++i) {
       check_below(args_.num_blocks, args_.block_tables[row + i], "block", s);
     }

@@ -11,7 +11,8 @@ namespace quire {
 // addresses are kept: what is in them is read in every run.
 class AttentionStep final : public Step {
  public:
-  AttentionStep(const AttentionArgs& args, std::vector<float> sinks, std::vector<float> slopes);
+  AttentionStep(const AttentionArgs& args, std::vector<float> sinks, std::vector<float> slopes,
+                std::vector<float> bias);
 
   int64_t work(const Extent& extent) const override;
   void check(const Extent& extent) const override;
@@ -21,7 +22,7 @@ class AttentionStep final : public Step {
   void check_ends(int64_t sequence) const;
 
   AttentionArgs args_;
-  std::vector<float> sinks_, slopes_;
+  std::vector<float> sinks_, slopes_, bias_;
   mutable AttentionPlan plan_;  // of this run
 };
 

@@ -59,6 +59,9 @@ struct AttentionArgs {
   Indices ends;        // of each row of the query: it sees keys below this, more than its own; null: up to its own
   const float* sinks;  // one per query head, or null
   const float* slopes;  // the same; times the position of a key, it is added to scores
+  Indices begins;       // of each sequence: its rows see keys from this position on; null: from the first
+  const float* bias;    // one per query head and distance of a key, added to scores, or null
+  int64_t bias_size;    // distances; the last is that of all greater ones
   // Strides in elements, those of the caches in bytes.
   int64_t query_token_stride, query_head_stride;
   int64_t out_token_stride, out_head_stride;
@@ -127,14 +130,17 @@ struct AttentionKernels {
   void (*store_rows)(const StoreArgs&, int64_t begin, int64_t end);  // of tokens [begin, end)
 };
 
-// The first key that a position sees.
-inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
-  if (args.sliding_window <= 0) return 0;
-  if (args.is_chunked) return args.share.below(max64(0, position / args.sliding_window * args.sliding_window));
-  return args.share.below(max64(0, position - args.sliding_window + 1));
+// The first key that a position of a sequence sees.
+inline int64_t first_visible(const AttentionArgs& args, int64_t sequence, int64_t position) {
+  int64_t first = args.begins.data == nullptr ? 0 : args.begins[sequence];
+  if (args.sliding_window > 0) {
+    const int64_t window = args.sliding_window;
+    first = max64(first, args.is_chunked ? position / window * window : position - window + 1);
+  }
+  return args.share.below(max64(0, first));
 }
 inline int64_t first_visible(const AttentionArgs& args, const QueryTile& tile) {
-  return first_visible(args, tile.first_position);
+  return first_visible(args, tile.sequence, tile.first_position);
 }
 
 // The end of the keys that a token of the tile sees. Within a sequence it never falls.

@@ -36,7 +36,7 @@ void AttentionPlan::make(const AttentionArgs& args, int64_t sequences, int threa
   tiles_.clear(), units_.clear();
   num_floats_ = num_shared_units_ = 0;
   shared_tile_.assign(sequences, -1);
-  if (args.sliding_window == 0 && args.group_size <= SHARING_ROWS) share(sequences);
+  if (args.sliding_window == 0 && args.begins.data == nullptr && args.bias == nullptr && args.group_size <= SHARING_ROWS) share(sequences);
   const size_t num_shared_tiles = tiles_.size();
   for (int64_t s = 0; s < sequences; ++s) add_sequence(s);
   double cost = 0;
@@ -110,7 +110,7 @@ void AttentionPlan::add_sequence(int64_t sequence) {
       const int64_t tokens = min64(tokens_at_once, count - t), position = args_->seq_lens[sequence] - count + t;
       const QueryTile rows{static_cast<int>(sequence), head, heads, begin + t, tokens, position};
       const int64_t end_key = max64(0, end_visible(*args_, rows, tokens - 1));
-      const int64_t first_key = min64(end_key, first_visible(*args_, position)) / KEY_TILE * KEY_TILE;
+      const int64_t first_key = min64(end_key, first_visible(*args_, sequence, position)) / KEY_TILE * KEY_TILE;
       add_tile(rows, first_key, end_key);
       const int shared = shared_tile_[sequence];
       if (shared < 0) continue;

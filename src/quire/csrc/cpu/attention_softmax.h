@@ -46,6 +46,7 @@ struct Softmax {
   const float *k_scales, *v_scales;  // of the keys of the tile, for codes
   const float* positions;            // of the keys of the tile, for slopes
   float slope;                       // of the head of the row; 0: none
+  const float* bias;                 // of the keys of the tile, for logarithms of base 2; null: none
 };
 
 // Keys [first, last) of the tile are seen. Returns the factor for what was summed before.
@@ -62,6 +63,7 @@ QUIRE_INLINE float softmax_row(const Softmax& softmax, float* s, int first, int 
       x[v] = set1(softmax.soft_cap) * tanh(x[v] / set1(softmax.soft_cap));
     }
     if (softmax.slope != 0) x[v] = fma(set1(softmax.slope), load(softmax.positions + v * W), x[v]);
+    if (softmax.bias != nullptr) x[v] = x[v] + load(softmax.bias + v * W);
     if constexpr (IS_MASKED) x[v] = keep_lanes(x[v], first - v * W, last - v * W, lowest);
   }
   vf top = x[0];

@@ -78,7 +78,8 @@ template <class C> struct TileKernel {
     return static_cast<int>(min64(KEY_TILE, max64(0, end_visible(args, tile, token(r)) - base)));
   }
   int oldest(int r, int64_t base) const {
-    return static_cast<int>(min64(KEY_TILE, max64(0, first_visible(args, tile.first_position + token(r)) - base)));
+    const int64_t first = first_visible(args, tile.sequence, tile.first_position + token(r));
+    return static_cast<int>(min64(KEY_TILE, max64(0, first - base)));
   }
 
   template <class T> void load_query(const T* from, float* to) {
@@ -132,6 +133,15 @@ template <class C> struct TileKernel {
     }
   }
 
+  // What the keys of the tile from `base` on are worth more at their distance from a position.
+  void read_bias(int64_t head, int64_t position, int64_t base, float* bias) const {
+    const float* by_distance = args.bias + head * args.bias_size;
+    for (int i = 0; i < KEY_TILE; ++i) {
+      const int64_t distance = position - ((base + i) * args.share.size + args.share.rank);
+      bias[i] = by_distance[min64(args.bias_size - 1, max64(0, distance))] * LOG2_E;
+    }
+  }
+
   void weigh(const TileKeys<C>& keys, int h, int64_t base) {
     float k_scales[KEY_TILE], v_scales[KEY_TILE];
     if constexpr (Format<C>::has_scales) keys.read_scales(args, h, k_scales, v_scales, scratch.ahead);
@@ -139,12 +149,16 @@ template <class C> struct TileKernel {
     if (args.slopes != nullptr) {
       for (int i = 0; i < KEY_TILE; ++i) positions[i] = static_cast<float>((base + i) * args.share.size + args.share.rank);
     }
-    Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales, positions, 0};
+    Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales, positions, 0,
+                    nullptr};
+    float bias[KEY_TILE];
+    if (args.bias != nullptr) softmax.bias = bias;
     float *maximum = scratch.maximum + h * rows, *sum = scratch.sum + h * rows;
     for (int r = 0; r < rows; ++r) {
       const int first = oldest(r, base), last = newest(r, base);
       float* s = scratch.s + r * KEY_TILE;
       if (args.slopes != nullptr) softmax.slope = args.slopes[query_head(h, r)] * LOG2_E;
+      if (args.bias != nullptr) read_bias(query_head(h, r), tile.first_position + token(r), base, bias);
       scratch.correction[r] = first == 0 && last == KEY_TILE
                                   ? softmax_row<C, false>(softmax, s, first, last, maximum + r, sum + r)
                                   : softmax_row<C, true>(softmax, s, first, last, maximum + r, sum + r);

@@ -131,15 +131,17 @@ void move_blocks_op(const std::vector<Tensor>& sources, const std::vector<Tensor
   move_blocks(block_copies(sources, destinations), pair, pairs.size(0));
 }
 
-// One number of each query head.
-std::vector<float> as_floats(const std::optional<Tensor>& sinks, int64_t num_heads, const char* what) {
+// One number of each query head, or some, which lie side by side.
+std::vector<float> as_floats(const std::optional<Tensor>& given, int64_t num_heads, const char* what) {
   std::vector<float> values;
-  if (!sinks.has_value()) return values;
-  STD_TORCH_CHECK(sinks->dim() == 1 && sinks->size(0) == num_heads, "one of ", what, " for each query head");
-  const void* data = sinks->const_data_ptr();
-  for (int64_t h = 0; h < num_heads; ++h) {
-    const int64_t i = h * sinks->stride(0);
-    switch (dtype_of(*sinks)) {
+  if (!given.has_value()) return values;
+  STD_TORCH_CHECK((given->dim() == 1 || (given->dim() == 2 && given->stride(1) == 1)) && given->size(0) == num_heads,
+                  "one of ", what, " for each query head");
+  const int64_t width = given->dim() == 1 ? 1 : given->size(1);
+  const void* data = given->const_data_ptr();
+  for (int64_t n = 0; n < num_heads * width; ++n) {
+    const int64_t i = n / width * given->stride(0) + n % width;
+    switch (dtype_of(*given)) {
       case DType::float32: values.push_back(static_cast<const float*>(data)[i]); break;
       case DType::bfloat16:
         values.push_back(static_cast<float>(static_cast<const torch::headeronly::BFloat16*>(data)[i]));
@@ -199,7 +201,7 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
 
 // What attention does with the scores, and which keys are seen.
 struct AttentionOptions {
-  const std::optional<Tensor>&sinks, &slopes, &ends;
+  const std::optional<Tensor>&sinks, &slopes, &bias, &begins, &ends;
   double scale;
   int64_t sliding_window;
   bool is_chunked;
@@ -223,32 +225,43 @@ void attend(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, c
     STD_TORCH_CHECK(ends.dim() == 1 && ends.size(0) == query.size(0), "one end for each row of query");
     args.ends = indices(ends, "ends");
   }
+  if (options.begins.has_value()) {
+    const Tensor& begins = *options.begins;
+    STD_TORCH_CHECK(begins.dim() == 1 && begins.size(0) == num_sequences, "one beginning for each sequence");
+    args.begins = indices(begins, "begins");
+  }
+  if (options.bias.has_value()) {
+    STD_TORCH_CHECK(options.bias->dim() == 2 && options.bias->size(1) > 0, "bias must be [heads, distances]");
+    args.bias_size = options.bias->size(1);
+  }
   args.scale = static_cast<float>(options.scale);
   args.sliding_window = options.sliding_window, args.is_chunked = options.is_chunked;
   args.soft_cap = static_cast<float>(options.soft_cap);
   const int64_t heads = query.size(1);
   perform(std::make_unique<AttentionStep>(args, as_floats(options.sinks, heads, "sinks"),
-                                          as_floats(options.slopes, heads, "slopes")),
+                                          as_floats(options.slopes, heads, "slopes"),
+                                          as_floats(options.bias, heads, "bias")),
           {query.size(0), num_sequences});
 }
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
                         std::optional<Tensor> sinks, std::optional<Tensor> ends, double scale, int64_t sliding_window,
-                        bool is_chunked, double soft_cap, std::optional<Tensor> slopes) {
+                        bool is_chunked, double soft_cap, std::optional<Tensor> slopes, std::optional<Tensor> begins,
+                        std::optional<Tensor> bias) {
   STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
   attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, out, out.size(2),
-         {sinks, slopes, ends, scale, sliding_window, is_chunked, soft_cap}, {});
+         {sinks, slopes, bias, begins, ends, scale, sliding_window, is_chunked, soft_cap}, {});
 }
 
 Tensor attention_part_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                          const Tensor& seq_lens, const Tensor& query_starts, std::optional<Tensor> sinks,
                          std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
                          double soft_cap, int64_t value_dim, int64_t rank, int64_t size,
-                         std::optional<Tensor> slopes) {
+                         std::optional<Tensor> slopes, std::optional<Tensor> begins, std::optional<Tensor> bias) {
   Tensor part = empty({query.size(0), query.size(1), value_dim + 1}, ScalarType::Float);
   attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, part, value_dim,
-         {sinks, slopes, ends, scale, sliding_window, is_chunked, soft_cap}, share_of(rank, size));
+         {sinks, slopes, bias, begins, ends, scale, sliding_window, is_chunked, soft_cap}, share_of(rank, size));
   return part;
 }
 

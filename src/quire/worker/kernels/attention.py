@@ -74,10 +74,14 @@ def paged_attention(
     sinks_H: Tensor | None = None,
     ends_T: Tensor | None = None,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> None:
     """Causal attention of each sequence's newest tokens over its blocks, any mix of lengths; fills `out_THE`.
 
-    `ends_T`: each token sees its sequence up to there, instead of up to itself. `slopes_H`: those of ALiBi.
+    `ends_T`: each token sees its sequence up to there, instead of up to itself. `begins_S`: the tokens of a sequence
+    see it from there on. `slopes_H`: those of ALiBi. `bias_HR`: by head and distance, added to scores; the last is
+    that of all greater distances.
     """
     operators.paged_attention(
         query_THD,
@@ -94,6 +98,8 @@ def paged_attention(
         is_chunked,
         soft_cap,
         slopes_H,
+        begins_S,
+        bias_HR,
     )
 
 
@@ -115,6 +121,8 @@ def attention_part(
     sinks_H: Tensor | None = None,
     ends_T: Tensor | None = None,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> Tensor:
     """[T, H, value_dim + 1] in float32: the same over the keys of those positions that this one of `size` ranks keeps,
     and behind each row the logarithm of the sum of its weights. Sinks are given to one rank."""
@@ -135,6 +143,8 @@ def attention_part(
         rank,
         size,
         slopes_H,
+        begins_S,
+        bias_HR,
     )
 
 

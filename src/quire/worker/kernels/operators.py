@@ -27,10 +27,12 @@ _SCHEMAS = {
     "Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor(a!) out, Tensor? sinks, Tensor? ends, float scale, int sliding_window, "
-    "bool is_chunked, float soft_cap, Tensor? slopes=None) -> ()",
+    "bool is_chunked, float soft_cap, Tensor? slopes=None, Tensor? begins=None, "
+    "Tensor? bias=None) -> ()",
     "attention_part": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor? sinks, Tensor? ends, float scale, int sliding_window, bool is_chunked, "
-    "float soft_cap, int value_dim, int rank, int size, Tensor? slopes=None) -> Tensor",
+    "float soft_cap, int value_dim, int rank, int size, Tensor? slopes=None, Tensor? begins=None, "
+    "Tensor? bias=None) -> Tensor",
     "merge_attention": "(Tensor parts, Tensor(a!) out) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",

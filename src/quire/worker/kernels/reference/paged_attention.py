@@ -8,6 +8,9 @@
     with slopes (ALiBi)             slope[h] * p is added to the score of p: that every score of a row has the same
                                     slope[h] * q too much makes no difference to a softmax, but that scores are
                                     rounded as numbers of that size
+    with bias (relative positions)  bias[h, q - p] is added to the score of p, and the last of bias[h] where that has no
+                                    number for the distance
+    with begins                     p >= begins[s] is seen alone
     with ends                       p < ends[row] takes the place of p <= q; q < ends[row] <= seq_lens[s], and the ends
                                     of a sequence do not fall
 
@@ -44,6 +47,7 @@ class _Inputs(NamedTuple):
 class _Softmax(NamedTuple):
     sinks_H: Tensor | None
     slopes_H: Tensor | None
+    bias_HR: Tensor | None
     scale: float
     soft_cap: float
 
@@ -53,6 +57,7 @@ class _Keys:
     """Which of them there are, and which of those a row sees."""
 
     ends_T: Tensor | None
+    begins_S: Tensor | None
     sliding_window: int
     is_chunked: bool
     rank: int = 0
@@ -63,9 +68,11 @@ class _Keys:
         places = torch.arange(first_block * block_size, (first_block + num_blocks) * block_size, device=device)
         return places * self.size + self.rank
 
-    def visible(self, row_SQ: Tensor, end_SQ: Tensor, column_P: Tensor) -> Tensor:
+    def visible(self, row_SQ: Tensor, begin_S: Tensor | None, end_SQ: Tensor, column_P: Tensor) -> Tensor:
         """Which key positions (columns) a query position (row) sees: [S, Q, P]."""
         visible_SQP = column_P < end_SQ[:, :, None]
+        if begin_S is not None:
+            visible_SQP = visible_SQP & (column_P >= begin_S[:, None, None])
         if self.sliding_window <= 0:
             return visible_SQP
         if self.is_chunked:
@@ -88,13 +95,14 @@ def paged_attention(
     is_chunked: bool,
     soft_cap: float,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> None:
     """Fill `out_THE`. Heads h * g ... h * g + g - 1 of the query share head h of the cache, g = H // K."""
     inputs = _Inputs(query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1)
-    keys = _Keys(ends_T, sliding_window, is_chunked)
-    _attend_all(
-        inputs, out_THE, out_THE.new_empty(out_THE.shape[:2]), _Softmax(sinks_H, slopes_H, scale, soft_cap), keys
-    )
+    keys = _Keys(ends_T, begins_S, sliding_window, is_chunked)
+    softmax = _Softmax(sinks_H, slopes_H, bias_HR, scale, soft_cap)
+    _attend_all(inputs, out_THE, out_THE.new_empty(out_THE.shape[:2]), softmax, keys)
 
 
 def attention_part(
@@ -114,13 +122,16 @@ def attention_part(
     rank: int,
     size: int,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> Tensor:
     """[T, H, value_dim + 1] in float32: the same over the keys of one rank, and the logarithm of each row's sum of
     exponentials, -inf where it sees no key."""
     part_THE = query_THD.new_zeros((*query_THD.shape[:2], value_dim + 1), dtype=torch.float32)
     inputs = _Inputs(query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1)
-    keys = _Keys(ends_T, sliding_window, is_chunked, rank, size)
-    _attend_all(inputs, part_THE[..., :-1], part_THE[..., -1], _Softmax(sinks_H, slopes_H, scale, soft_cap), keys)
+    keys = _Keys(ends_T, begins_S, sliding_window, is_chunked, rank, size)
+    softmax = _Softmax(sinks_H, slopes_H, bias_HR, scale, soft_cap)
+    _attend_all(inputs, part_THE[..., :-1], part_THE[..., -1], softmax, keys)
     return part_THE
 
 
@@ -151,13 +162,21 @@ def _attend_all(inputs: _Inputs, out_THE: Tensor, logs_TH: Tensor, softmax: _Sof
         if num_rows == 0:
             continue
         first_position = seq_len - num_rows
-        first_block = first_visible(first_position, keys.sliding_window, keys.is_chunked) // block_tokens
+        first_key = first_visible(first_position, keys.sliding_window, keys.is_chunked)
+        begin_1 = None
+        if keys.begins_S is not None:
+            begin_1 = keys.begins_S[s : s + 1]
+            first_key = min(max(first_key, int(begin_1)), seq_len)
+        first_block = first_key // block_tokens
         blocks_M = block_tables_SM[s, first_block : (seq_len + block_tokens - 1) // block_tokens]
         row_Q = torch.arange(first_position, seq_len, device=query_THD.device)
         column_P = keys.positions(first_block, blocks_M.shape[0], block_size, query_THD.device)
         end_Q = row_Q + 1 if keys.ends_T is None else keys.ends_T[rows]
-        visible_1QP = keys.visible(row_Q[None], end_Q[None], column_P)
-        result_1QHE, log_1QH = _attend(query_THD[None, rows], inputs, blocks_M[None], visible_1QP, column_P, softmax)
+        visible_1QP = keys.visible(row_Q[None], begin_1, end_Q[None], column_P)
+        distance_1QP = row_Q[None, :, None] - column_P
+        result_1QHE, log_1QH = _attend(
+            query_THD[None, rows], inputs, blocks_M[None], visible_1QP, column_P, distance_1QP, softmax
+        )
         out_THE[rows] = result_1QHE[0, ..., : out_THE.shape[2]].to(out_THE.dtype)
         logs_TH[rows] = log_1QH[0].to(logs_TH.dtype)
 
@@ -175,10 +194,12 @@ def _attend_row_by_row(inputs: _Inputs, out_THE: Tensor, logs_TH: Tensor, softma
     end_T = torch.where(is_padding_T, 0, end_T)
     block_size = k_cache.shape[2]
     column_P = keys.positions(0, block_tables_SM.shape[1], block_size, query_THD.device)
-    visible_T1P = keys.visible(position_T[:, None], end_T[:, None], column_P)
+    begin_T = None if keys.begins_S is None else keys.begins_S[owner_T]
+    visible_T1P = keys.visible(position_T[:, None], begin_T, end_T[:, None], column_P)
     is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
     blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
-    result_T1HE, log_T1H = _attend(query_THD[:, None], inputs, blocks_TM, visible_T1P, column_P, softmax)
+    distance_T1P = position_T[:, None, None] - column_P
+    result_T1HE, log_T1H = _attend(query_THD[:, None], inputs, blocks_TM, visible_T1P, column_P, distance_T1P, softmax)
     out_THE.copy_(result_T1HE[:, 0, :, : out_THE.shape[2]])
     logs_TH.copy_(log_T1H[:, 0])
 
@@ -196,11 +217,12 @@ def _attend(
     blocks_SM: Tensor,
     visible_SQP: Tensor,
     column_P: Tensor,
+    distance_SQP: Tensor,
     softmax: _Softmax,
 ) -> tuple[Tensor, Tensor]:
     """Dense attention of S equally long pieces, each over its own blocks: float32 [S, Q, H, E], and the logarithms of
     the sums of exponentials, [S, Q, H]."""
-    sinks_H, slopes_H, scale, soft_cap = softmax
+    sinks_H, slopes_H, bias_HR, scale, soft_cap = softmax
     k_cache, v_cache = inputs.k_cache, inputs.v_cache
     num_heads, num_kv_heads = query_SQHD.shape[2], k_cache.shape[1]
     key_SKPD = decoded(k_cache, blocks_SM).transpose(1, 2).flatten(2, 3)
@@ -213,6 +235,9 @@ def _attend(
         score_SKGQP = soft_cap * torch.tanh(score_SKGQP / soft_cap)
     if slopes_H is not None:
         score_SKGQP = score_SKGQP + slopes_H.float().view(num_kv_heads, -1, 1, 1) * column_P
+    if bias_HR is not None:
+        bias_HSQP = bias_HR.float()[:, distance_SQP.clamp(0, bias_HR.shape[1] - 1)]
+        score_SKGQP = score_SKGQP + bias_HSQP.transpose(0, 1).unflatten(1, (num_kv_heads, -1))
     score_SKGQP = score_SKGQP.masked_fill(~visible_SQP[:, None, None], float("-inf"))
     # A row that sees nothing (padding) becomes zero: its maximum is -inf, and -inf - -inf would be NaN.
     maximum_SKGQ1 = score_SKGQP.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)

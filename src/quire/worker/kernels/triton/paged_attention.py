@@ -112,17 +112,21 @@ def _load(places, is_column, is_whole: tl.constexpr, kind: tl.constexpr):
 
 
 # Numbers and tensors that change from step to step must not make a kernel of their own.
-@triton.jit(do_not_specialize=["tables", "lengths", "starts", "ends", "table_row", "num_sequences", "rows_of_few"])
+@triton.jit(
+    do_not_specialize=["tables", "lengths", "starts", "begins", "ends", "table_row", "num_sequences", "rows_of_few"]
+)
 def _attention(
-    query, k_cache, v_cache, k_scales, v_scales, tables, lengths, starts, sinks, slopes, ends, out, logs,
+    query, k_cache, v_cache, k_scales, v_scales, tables, lengths, starts, sinks, slopes, bias, begins, ends, out, logs,
     totals, maxima, weights,
     q_token, q_head, k_block, k_head, k_place, v_block, v_head, v_place, ks_block, ks_head, vs_block, vs_head,
     table_row, out_token, out_head, log_token, log_head,
     num_sequences, num_heads, num_few, tiles_of_few, rows_of_few, rank, size, scale, window, soft_cap,
+    bias_row, num_distances,
     group: tl.constexpr, block_size: tl.constexpr, head_dim: tl.constexpr, value_dim: tl.constexpr,
     kind: tl.constexpr, is_few: tl.constexpr, is_split: tl.constexpr, has_scales: tl.constexpr,
     has_window: tl.constexpr, is_chunked: tl.constexpr, has_cap: tl.constexpr, has_sinks: tl.constexpr,
-    has_slopes: tl.constexpr, has_ends: tl.constexpr, has_logs: tl.constexpr, has_totals: tl.constexpr,
+    has_slopes: tl.constexpr, has_bias: tl.constexpr, has_begins: tl.constexpr, has_ends: tl.constexpr,
+    has_logs: tl.constexpr, has_totals: tl.constexpr,
     values_are_keys: tl.constexpr, precision: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
     block_dim: tl.constexpr, block_rest: tl.constexpr, block_value: tl.constexpr, partition_keys: tl.constexpr,
 ):  # fmt: skip
@@ -157,6 +161,9 @@ def _attention(
     if has_window:
         first = tl.min(tl.where(is_row, _first_visible(position, window, is_chunked), 2147483647))
         first_key = tl.maximum(first - rank + size - 1, 0) // size
+    if has_begins:
+        begin_position = tl.load(begins + sequence).to(tl.int32)
+        first_key = tl.maximum(first_key, tl.maximum(begin_position - rank + size - 1, 0) // size)
     end_key = tl.maximum(tl.max(end) - rank + size - 1, 0) // size
 
     first_partition = first_key // partition_keys
@@ -221,7 +228,13 @@ def _attention(
             key_position = keys * size + rank
             if has_slopes:
                 score += slope[:, None] * key_position.to(tl.float32)[None]
+            if has_bias:
+                distance = tl.minimum(tl.maximum(position[:, None] - key_position[None], 0), num_distances - 1)
+                more = tl.load(bias + head[:, None] * bias_row + distance, is_row[:, None], 0.0)
+                score += more.to(tl.float32) * 1.4426950408889634
             is_seen = key_position[None] < end[:, None]
+            if has_begins:
+                is_seen &= (key_position >= begin_position)[None]
             if has_window:
                 if is_chunked:
                     is_seen &= (key_position // window)[None] == (position // window)[:, None]
@@ -312,13 +325,13 @@ def _place_of_part(sequence, token, start, rows_of_few, head, num_heads, partiti
     return (row.to(tl.int64) * num_heads + head) * num_partitions + partition
 
 
-@triton.jit(do_not_specialize=["lengths", "starts", "ends", "num_sequences", "rows_of_few", "num_partitions"])
+@triton.jit(do_not_specialize=["lengths", "starts", "begins", "ends", "num_sequences", "rows_of_few", "num_partitions"])
 def _merge(
-    parts, maxima, weights, lengths, starts, sinks, ends, out, logs,
+    parts, maxima, weights, lengths, starts, sinks, begins, ends, out, logs,
     out_token, out_head, log_token, log_head,
     num_sequences, num_heads, num_few, rows_of_few, num_partitions, rank, size, window, value_dim,
-    has_window: tl.constexpr, is_chunked: tl.constexpr, has_sinks: tl.constexpr, has_ends: tl.constexpr,
-    has_logs: tl.constexpr, block_value: tl.constexpr, partition_keys: tl.constexpr,
+    has_window: tl.constexpr, is_chunked: tl.constexpr, has_sinks: tl.constexpr, has_begins: tl.constexpr,
+    has_ends: tl.constexpr, has_logs: tl.constexpr, block_value: tl.constexpr, partition_keys: tl.constexpr,
 ):  # fmt: skip
     """Fold the partitions of one row."""
     number = tl.program_id(0)
@@ -341,6 +354,9 @@ def _merge(
     first_key = 0
     if has_window:
         first_key = tl.maximum(_first_visible(position, window, is_chunked) - rank + size - 1, 0) // size
+    if has_begins:
+        begin_position = tl.load(begins + sequence).to(tl.int32)
+        first_key = tl.maximum(first_key, tl.maximum(begin_position - rank + size - 1, 0) // size)
     end_key = tl.maximum(end - rank + size - 1, 0) // size
 
     one = tl.arange(0, 1)
@@ -414,13 +430,15 @@ def paged_attention(
     is_chunked: bool,
     soft_cap: float,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> None:
     _attend(
         query_THD,
         _Cache(k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1),
         out_THE,
         None,
-        _Softmax(sinks_H, slopes_H, ends_T, scale, sliding_window, is_chunked, soft_cap),
+        _Softmax(sinks_H, slopes_H, bias_HR, begins_S, ends_T, scale, sliding_window, is_chunked, soft_cap),
     )
 
 
@@ -441,6 +459,8 @@ def attention_part(
     rank: int,
     size: int,
     slopes_H: Tensor | None = None,
+    begins_S: Tensor | None = None,
+    bias_HR: Tensor | None = None,
 ) -> Tensor:
     part_THE = query_THD.new_zeros((*query_THD.shape[:2], value_dim + 1), dtype=torch.float32)
     _attend(
@@ -448,7 +468,7 @@ def attention_part(
         _Cache(k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, rank, size),
         part_THE[..., :-1],
         part_THE[..., -1],
-        _Softmax(sinks_H, slopes_H, ends_T, scale, sliding_window, is_chunked, soft_cap),
+        _Softmax(sinks_H, slopes_H, bias_HR, begins_S, ends_T, scale, sliding_window, is_chunked, soft_cap),
     )
     return part_THE
 
@@ -468,6 +488,8 @@ class _Cache:
 class _Softmax:
     sinks_H: Tensor | None
     slopes_H: Tensor | None
+    bias_HR: Tensor | None
+    begins_S: Tensor | None
     ends_T: Tensor | None
     scale: float
     sliding_window: int
@@ -512,12 +534,15 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
     # what is not there is never read
     sinks = query_THD if softmax.sinks_H is None else softmax.sinks_H
     slopes = query_THD if softmax.slopes_H is None else softmax.slopes_H
+    bias = query_THD if softmax.bias_HR is None else softmax.bias_HR
+    begins = query_THD if softmax.begins_S is None else softmax.begins_S
     ends = query_THD if softmax.ends_T is None else softmax.ends_T
     logs = out_THE if logs_TH is None else logs_TH
     constants = {
         "has_window": softmax.sliding_window > 0,
         "is_chunked": softmax.is_chunked and softmax.sliding_window > 0,
         "has_sinks": softmax.sinks_H is not None,
+        "has_begins": softmax.begins_S is not None,
         "has_ends": softmax.ends_T is not None,
         "has_logs": logs_TH is not None,
         "block_value": block_value,
@@ -538,6 +563,8 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
             cache.query_starts_S1,
             sinks,
             slopes,
+            bias,
+            begins,
             ends,
             out_THE,
             logs,
@@ -560,6 +587,8 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
             scale,
             softmax.sliding_window,
             cap,
+            bias.stride(0),
+            bias.shape[1],
             group=group,
             block_size=block_size,
             head_dim=head_dim,
@@ -570,6 +599,7 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
             has_scales=has_scales(cache.k_cache.dtype),
             has_cap=is_capped,
             has_slopes=softmax.slopes_H is not None,
+            has_bias=softmax.bias_HR is not None,
             has_totals=num_partitions > 1,
             values_are_keys=cache.v_cache is cache.k_cache and block_dim == value_dim,
             precision="ieee" if dtype == torch.float32 else None,
@@ -602,6 +632,7 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
         cache.seq_lens_S,
         cache.query_starts_S1,
         sinks,
+        begins,
         ends,
         out_THE,
         logs,
