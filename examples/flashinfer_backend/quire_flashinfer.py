@@ -31,6 +31,7 @@ class FlashInferBackend:
             f"it computes in bfloat16 and float16, not in {spec.dtype}": spec.dtype.itemsize != 2,
             "it knows no sinks": spec.has_sinks,
             "it knows no slopes (ALiBi)": spec.has_slopes,
+            "it knows no bias of relative positions": spec.has_bias,
             "it knows no windows that do not slide": spec.is_chunked,
             "its values are not kept in keys": spec.values_in_keys,
             "its tokens see what is before them alone": not spec.is_causal,

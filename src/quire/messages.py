@@ -110,8 +110,9 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """An image, or the few frames of a video that an encoder sees together, cut as it takes them, and the tokens that
     stand for them: prompt[start : start + length].
 
-    Or the features of a sound: 32-bit numbers of the given shape, all of whose tokens are one row of cells. Or vectors
-    that stand in the place of these tokens as they are: the same, of the shape [length, width].
+    Or a source, with which a sequence begins: the features of a sound, 32-bit numbers of the given shape, or the ids of
+    a text, [length]. All of its tokens are one row of cells. Or vectors that stand in the place of these tokens as they
+    are: 32-bit numbers of the shape [length, width].
     """
 
     start: int
@@ -498,6 +499,9 @@ class StepOutput(msgspec.Struct, kw_only=True):
 
 # Names of the layers of a model that drafts begin with this.
 DRAFT_PREFIX = "draft."
+# where an encoder reads what a sequence begins with: that, and what follows
+SOURCE = "source"
+TEXT = "text"
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -518,9 +522,8 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     sliding_window: int = 0
     # they begin at multiples of the window, which does not slide then
     is_chunked: bool = False
-    # of a sequence only the tokens from here on, and up to here (0: to its end), are kept
-    kept_from: int = 0
-    kept_until: int = 0
+    # SOURCE: of a sequence only the tokens of its source are kept; TEXT: only those behind them
+    part: str = ""
     # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
     state_bytes: int = 0
 

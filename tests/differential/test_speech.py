@@ -167,12 +167,12 @@ def test_prompt_logprobs_of_a_sound_are_refused(checkpoint: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"enable_lora": True}, "enable_lora: WhisperForConditionalGeneration has an encoder that listens"),
+        ({"enable_lora": True}, "enable_lora: WhisperForConditionalGeneration has an encoder"),
         (
             {"speculative_config": {"method": "draft_model", "model": "embedded", "num_speculative_tokens": 2}},
-            "a draft would not hear what WhisperForConditionalGeneration hears",
+            "a draft would not know what the encoder of WhisperForConditionalGeneration has read",
         ),
-        ({"kv_store": "host"}, "kv_store: of this model's sounds"),
+        ({"kv_store": "host"}, "kv_store: of this model's sources"),
         ({"pipeline_parallel_size": 2}, "each looks at what its encoder made"),
         ({"context_parallel_size": 2}, "workers cannot share the keys of what an encoder made"),
     ],

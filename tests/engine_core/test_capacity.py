@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
-from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
+from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups, most_blocks_of
 from quire.errors import CapacityError
-from quire.messages import LayerSpec, WorkerCapacity
+from quire.messages import SOURCE, TEXT, LayerSpec, WorkerCapacity
 
 
-def layers(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:
+def layers(count: int, *, window: int = 0, **changes: Any) -> list[LayerSpec]:
     spec = LayerSpec(name="", num_kv_heads=8, key_dim=128, value_dim=128, bytes_per_element=2, sliding_window=window)
-    return [msgspec.structs.replace(spec, name=f"{window}.{i}", **changes) for i in range(count)]
+    return [
+        msgspec.structs.replace(spec, name=f"{window}.{i}{changes.get('part', '')}", **changes) for i in range(count)
+    ]
 
 
 def asked(**changes: object) -> CacheOptions:
@@ -209,7 +213,7 @@ def test_a_few_layers_more_than_fit_do_not_double_the_groups() -> None:
     assert width == 4 * 4096
 
 
-def draft(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:
+def draft(count: int, *, window: int = 0, **changes: Any) -> list[LayerSpec]:
     return [
         msgspec.structs.replace(layer, name=f"draft.{layer.name}") for layer in layers(count, window=window, **changes)
     ]
@@ -257,8 +261,8 @@ def test_more_than_there_is_cannot_be_asked_for() -> None:
 
 def test_what_an_encoder_made_has_blocks_that_never_grow():
     """Cross attention keeps the first 10 tokens of a sequence, and the text's attention to itself those behind them."""
-    heard = KVGroup(("cross",), kept_until=10)
-    text = KVGroup(("text",), 10, is_chunked=True, kept_from=10)
+    groups, _ = make_groups([*layers(1, part=SOURCE), *layers(1, part=TEXT)], 16)
+    heard, text = (group.behind(10) for group in groups)
     for num_tokens in (1, 8, 10, 11, 40):
         of_sound = range(-(-min(num_tokens, 10) // 4))
         assert heard.kept_blocks(0, heard.num_blocks(num_tokens, 4), 4) == of_sound
@@ -268,3 +272,6 @@ def test_what_an_encoder_made_has_blocks_that_never_grow():
     assert [list(text.written_at(position, 4)) for position in (0, 9, 10, 12)] == [[], [], [2], [3]]
     assert [text.first_needed_block(num_tokens, 4) for num_tokens in (0, 8, 10, 11, 20)] == [2, 2, 2, 2, 2]
     assert heard.first_needed_block(40, 4) == 0
+    # wherever one ends and the other begins, which is in one block of both at worst
+    of_all = [sum(group.behind(num_sources).most_blocks(40, 4, 4) for group in groups) for num_sources in range(1, 40)]
+    assert most_blocks_of(groups, 40, 4, 4) == max(of_all) == 11

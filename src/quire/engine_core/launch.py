@@ -249,7 +249,7 @@ def _constraints(config: EngineConfig, num_cohorts: int) -> list[Constraint]:
         constraints.append(ChunkAlignment(config.chunk_alignment))
     if config.worker.max_loras:
         constraints.append(AdapterSlots(config.worker.max_loras))
-    if config.facts.sees_images or config.facts.listens:
+    if config.facts.sees_images or config.facts.has_sources:
         constraints.append(EncoderBudget(config.images.max_num_encoder_tokens))
     return constraints
 

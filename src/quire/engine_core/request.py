@@ -273,6 +273,12 @@ class Request:
         return self.num_prompt_tokens + (transfer.num_output_tokens if transfer is not None else 0)
 
     @property
+    def num_sources(self) -> int:
+        """Tokens that an encoder reads, of a model whose sequences begin with such."""
+        media = self.message.media
+        return media[0].length if media else 0
+
+    @property
     def num_rows(self) -> int:
         """Rows that all its sequences need."""
         return len(self.sequences) + self.num_reserved_rows

@@ -29,7 +29,7 @@ def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -
         return NoSchedulerHalf()
     if layout.keeps_parts:
         raise OptionError(
-            "kv_store: of this model's sounds and their texts each has blocks of its own, and no others, so that "
+            "kv_store: of this model's sources and their texts each has blocks of its own, and no others, so that "
             "blocks that lie elsewhere would not be found. Leave kv_store, role and kv_connector out."
         )
     half = _made(config, lambda connector: connector.scheduler_half(layout, **config.args))

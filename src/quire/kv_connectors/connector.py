@@ -53,7 +53,7 @@ class CacheLayout:
     @property
     def keeps_parts(self) -> bool:
         """Whether a group keeps only the first tokens of a sequence, or only those behind them."""
-        return any(spec.kept_from or spec.kept_until for specs in self.groups for spec in specs)
+        return any(spec.part for specs in self.groups for spec in specs)
 
     def difference(self, other: CacheLayout) -> str | None:
         """The first thing in which both differ, in words."""

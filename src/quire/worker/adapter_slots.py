@@ -28,7 +28,7 @@ from quire.worker.layers.experts import Expert, Router
 from quire.worker.layers.latent import HeadLinear
 from quire.worker.layers.linear import ReplicatedLinear
 from quire.worker.lazy_memory import lazy_zeros
-from quire.worker.models.causal_lm import CausalLM
+from quire.worker.models.causal_lm import CausalLM, has_sources
 from quire.worker.row_table import RowTable
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
@@ -224,10 +224,10 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
             f"enable_lora: {type(model).__name__} runs through the Transformers library, and adapters are built for "
             "Quire's own models only. Leave enable_lora out, or take model_impl=native."
         )
-    if getattr(model, "takes_sound", False):
+    if has_sources(model):
         raise ModelError(
-            f"enable_lora: {type(model).__name__} has an encoder that listens, and adapters are built for models of "
-            "text. Leave it out, or merge the adapter into the weights."
+            f"enable_lora: {type(model).__name__} has an encoder, and adapters are built for decoders alone. Leave it "
+            "out, or merge the adapter into the weights."
         )
     stacks: list[AdapterStack] = []
     for layer in layers_for_slots(model).values():

@@ -72,11 +72,10 @@ class EncodingModel(Protocol):
     def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor: ...
 
 
-class ListeningModel(Protocol):
-    # of the features of a window, all of one size
-    sound_shape: tuple[int, int]
+class SourceModel(Protocol):
+    def largest_source(self) -> Tensor: ...
 
-    def encode_sound(self, features_MF: Tensor) -> Tensor: ...
+    def encode(self, source: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,11 @@ def with_encoder(step: StepCost, model: EncodingModel, platform: Platform, confi
 
 
 @torch.inference_mode()
-def with_listener(step: StepCost, model: ListeningModel, platform: Platform, config: WorkerConfig) -> StepCost:
-    """A step before which a window of sound is encoded; what was made of others is kept beside it."""
+def with_source(step: StepCost, model: SourceModel, platform: Platform, config: WorkerConfig) -> StepCost:
+    """A step before which the largest source is encoded; what was made of others is kept beside it."""
 
     def encode() -> None:
-        model.encode_sound(torch.zeros(model.sound_shape, device=platform.device))
+        model.encode(model.largest_source().to(platform.device))
 
     if _runs_in_full(platform):
         _, num_bytes = _peak(lambda _: encode(), 1, platform)
@@ -137,7 +136,7 @@ def with_listener(step: StepCost, model: ListeningModel, platform: Platform, con
     return replace(
         step,
         num_bytes=max(step.num_bytes, num_bytes) + config.encoder_cache_bytes,
-        description=f"{step.description}; a window of sound, and {_gib(config.encoder_cache_bytes)} for what was "
+        description=f"{step.description}; the largest source, and {_gib(config.encoder_cache_bytes)} for what was "
         "encoded",
     )
 

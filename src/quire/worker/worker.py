@@ -38,7 +38,7 @@ from quire.worker.capacity import (
     measure_largest_step,
     with_draft,
     with_encoder,
-    with_listener,
+    with_source,
 )
 from quire.worker.compilation import (
     CannotCompileError,
@@ -62,6 +62,7 @@ from quire.worker.layers.quantization import find_scheme
 from quire.worker.layers.ranks import Ranks, StageGroup, among
 from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
+from quire.worker.models.causal_lm import has_sources
 from quire.worker.models.stages import hands_on_inner_states
 from quire.worker.packed_store import num_mapped_bytes, wait_until_kept
 from quire.worker.patience import Patience
@@ -70,7 +71,7 @@ from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors import RowFollower
 from quire.worker.sampler.sampler import Sampler
-from quire.worker.sound_rows import SoundRows
+from quire.worker.source_rows import SourceRows
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer, prepare_to_draft
 from quire.worker.speculative.cost import measure_costs
 from quire.worker.staging import SENT_TO_DEVICE
@@ -106,7 +107,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
-        self._inputs: TokenInputs | ImageRows | SoundRows | EncoderRows | StageInputs = TokenInputs()
+        self._inputs: TokenInputs | ImageRows | SourceRows | EncoderRows | StageInputs = TokenInputs()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector, self._ranks if self._ranks.size > 1 else None)
         self._transfers: Transfers | None = None
@@ -165,8 +166,8 @@ class Worker:
         )
         if _takes_images(model) and self._ranks.stages.is_first:
             step = with_encoder(step, model, self._platform, self._config)
-        if _takes_sound(model):
-            step = with_listener(step, model, self._platform, self._config)
+        if has_sources(model):
+            step = with_source(step, model, self._platform, self._config)
         states = [layer.spec for layer in recurrent_layers(model).values()]
         step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
         memory = self._platform.memory()
@@ -239,7 +240,7 @@ class Worker:
             self._grammars,
             is_alone=self._ranks.size == 1,
             classify=getattr(model, "classify", None),
-            speech=SpeechTokens.read(ModelFacts.read(Path(config.model_path))) if _takes_sound(model) else None,
+            speech=SpeechTokens.read(ModelFacts.read(Path(config.model_path))) if has_sources(model) else None,
             watermark=config.watermark,
         )
         state_tables = StateTables(table, list(recurrent.values()), device) if states else None
@@ -249,8 +250,9 @@ class Worker:
         stages = self._ranks.stages
         if _takes_images(model) or config.enable_prompt_embeds:
             self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
-        if _takes_sound(model):
-            self._inputs = SoundRows(model, list(layers.values()), device, config.encoder_cache_bytes)
+        if has_sources(model):
+            rows = table.num_rows
+            self._inputs = SourceRows(model, list(layers.values()), rows, device, config.encoder_cache_bytes)
         if encoding:
             self._inputs = EncoderRows(encoding, config.max_num_seqs, device)
         if not stages.is_first:
@@ -375,9 +377,9 @@ class Worker:
         if self._adapters is not None:
             slots, in_memory = self._adapters.most_bytes(self._config.max_cpu_loras)
             needs["adapters (max_loras, max_cpu_loras)"] = in_memory
-        if _takes_images(model) or _takes_sound(model):
+        if _takes_images(model) or has_sources(model):
             # of each worker, and of whoever serves
-            needs["images and sounds of requests"] = MOST_OPEN_BYTES * (2 if self._config.rank == 0 else 1)
+            needs["images, sounds and texts that are encoded"] = MOST_OPEN_BYTES * (2 if self._config.rank == 0 else 1)
         elif self._config.enable_prompt_embeds:
             needs["vectors of requests"] = MOST_OPEN_BYTES * (2 if self._config.rank == 0 else 1)
         total = sum(needs.values())
@@ -547,10 +549,6 @@ def _vocab_sizes(model: nn.Module) -> list[int]:
 
 def _takes_images(model: nn.Module) -> bool:
     return bool(getattr(model, "takes_images", False))
-
-
-def _takes_sound(model: nn.Module) -> bool:
-    return bool(getattr(model, "takes_sound", False))
 
 
 def _window_of(layers: list[Attention]) -> int:

@@ -104,7 +104,7 @@ def test_what_it_does_not_know_is_refused(example):
     assert backend.supports(spec) is None
     assert "not on cpu" in backend.supports(dataclasses.replace(spec, device_type="cpu"))
     assert "float32" in backend.supports(dataclasses.replace(spec, dtype=torch.float32))
-    for field in ("has_sinks", "has_slopes", "is_chunked", "values_in_keys"):
+    for field in ("has_sinks", "has_slopes", "has_bias", "is_chunked", "values_in_keys"):
         assert backend.supports(dataclasses.replace(spec, **{field: True}))
     ahead = backend.build_metadata(dataclasses.replace(a_batch(), ends_T=torch.tensor([7, 7, 7, 5])))
     with pytest.raises(RuntimeError, match="see ahead"):

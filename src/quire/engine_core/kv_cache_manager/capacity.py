@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
+from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups, most_blocks_of
 from quire.errors import CapacityError
 from quire.messages import LayerSpec, WorkerCapacity
 from quire.state_layout import state_layout
@@ -160,7 +160,7 @@ def _because(need_is_met: bool, explanation: str) -> str:
 
 
 def _blocks_per_request(groups: list[KVGroup], options: CacheOptions, length: int) -> int:
-    return sum(group.most_blocks(length, options.step_tokens, options.block_size) for group in groups)
+    return most_blocks_of(groups, length, options.step_tokens, options.block_size)
 
 
 def _longest(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> int:

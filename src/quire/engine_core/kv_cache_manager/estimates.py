@@ -33,6 +33,7 @@ class Estimates:
         self._hasher = manager.cache.hasher
         self._pool = manager.pool
         self._groups = manager.groups
+        self._groups_of = manager.groups_of
         self._block_size = manager.block_size
         self._num_state_blocks = self._groups[-1].num_state_blocks
         self._num_attention = sum(not group.num_state_blocks for group in self._groups)
@@ -85,7 +86,7 @@ class Estimates:
             total = min(total + num_ahead, request.max_total)
             needed += sum(
                 self._num_missing(group, total, step_tokens, table, num_shared)
-                for group, table in zip(self._groups, tables, strict=True)
+                for group, table in zip(self._groups_of(request), tables, strict=True)
             )
             of_a_fork = max(of_a_fork, self._num_of_a_fork(sequence, total, step_tokens))
             earlier.append(sequence)
@@ -97,7 +98,8 @@ class Estimates:
 
     def most_blocks(self, num_tokens: int, request: Request, step_tokens: int) -> int:
         """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
-        of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in self._groups)
+        groups = self._groups_of(request)
+        of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in groups)
         # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
         of_prompt = 0
         if request.num_sequences == 1:
@@ -169,7 +171,7 @@ class Estimates:
         own = -(-total // self._block_size) - shared
         return sum(
             group.num_state_blocks or min(own, group.most_blocks(total, step_tokens, self._block_size))
-            for group in self._groups
+            for group in self._groups_of(parent.request)
         )
 
     def _num_state_copies(self, request: Request) -> int:

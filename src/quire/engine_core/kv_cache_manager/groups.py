@@ -5,8 +5,9 @@ room for the group that needs most: layers of one window are cut into as many gr
 whatever a layer keeps of a token. Layers of a model that drafts join these groups: whatever becomes of a block, happens
 to their keys and values as well.
 
-Where an encoder's tokens stand before a text, cross attention keeps those alone: blocks of its group never grow. The
-text's attention to itself keeps the others.
+Where the tokens of a source, which an encoder reads, stand before a text, cross attention keeps those alone: blocks of
+its group never grow. The text's attention to itself keeps the others. How long a source is, each request says
+(`GroupsByLength`).
 
 Recurrent layers keep a state of the whole sequence instead. They are one group, the last: its table has so many blocks
 from the first token to the last, and all of them are written in every step (state_layout.py).
@@ -14,18 +15,21 @@ from the first token to the last, and all of them are written in every step (sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from quire.messages import IntArray, LayerSpec
+from quire.messages import SOURCE, TEXT, IntArray, LayerSpec
 from quire.state_layout import StateLayout, state_layout
 
-# sliding_window, is_chunked, kept_from and kept_until of layers
-Window: TypeAlias = tuple[int, bool, int, int]
+if TYPE_CHECKING:
+    from quire.engine_core.request import Request
+
+# sliding_window, is_chunked and part of layers
+Window: TypeAlias = tuple[int, bool, str]
 # What a group costs a step, which builds a table for it, weighed against the part of the cache that stays empty.
 _COST_OF_GROUP = 0.02
 
@@ -40,11 +44,19 @@ class KVGroup:
     layer_names: tuple[str, ...]
     sliding_window: int = 0
     is_chunked: bool = False
-    # of a sequence only the tokens from here on, and up to here (0: to its end), are kept
+    # of a sequence only the tokens of its source are kept, or only those of its text; "": all
+    part: str = ""
+    # where that part begins, and where it ends (0: with the sequence), once it is known whose sequence it is
     kept_from: int = 0
     kept_until: int = 0
     # blocks of the state of one sequence, whatever its length; 0: a group that keeps tokens
     num_state_blocks: int = 0
+
+    def behind(self, num_sources: int) -> KVGroup:
+        """The same for sequences whose source has so many tokens."""
+        if self.part == SOURCE:
+            return replace(self, kept_until=num_sources)
+        return replace(self, kept_from=num_sources) if self.part == TEXT else self
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
         """Entries of the table of a sequence of that length."""
@@ -94,6 +106,37 @@ class KVGroup:
         return min(whole, windowed)
 
 
+class GroupsByLength:
+    """The groups of a model as the sequences of a request see them."""
+
+    def __init__(self, groups: list[KVGroup]) -> None:
+        self.groups = groups
+        self._has_parts = any(group.part for group in groups)
+        self._by_length: dict[int, list[KVGroup]] = {}
+
+    def of(self, request: Request) -> list[KVGroup]:
+        if not self._has_parts:
+            return self.groups
+        num_sources = request.num_sources
+        if num_sources not in self._by_length:
+            self._by_length[num_sources] = [group.behind(num_sources) for group in self.groups]
+        return self._by_length[num_sources]
+
+
+def most_blocks_of(groups: Sequence[KVGroup], num_tokens: int, step_tokens: int, block_size: int) -> int:
+    """Most blocks that a sequence of that length ever holds, however long its source is: a token is of the source or of
+    the text, and where one ends and the other begins both have a block."""
+    source, text = ([group for group in groups if group.part == part] for part in (SOURCE, TEXT))
+    if not source and not text:
+        return sum(group.most_blocks(num_tokens, step_tokens, block_size) for group in groups)
+    others = [group for group in groups if not group.part]
+    most_of_part = max(
+        sum(group.most_blocks(num_tokens, step_tokens, block_size) for group in members) for members in (source, text)
+    )
+    both = min(len(source), len(text))
+    return most_of_part + both + sum(group.most_blocks(num_tokens, step_tokens, block_size) for group in others)
+
+
 def make_groups(layers: list[LayerSpec], block_size: int = 1) -> tuple[list[KVGroup], int]:
     """The groups of a model and of what drafts for it, and the bytes of a block of any group. `block_size`: the tokens
     of a block that a worker keeps."""
@@ -131,7 +174,7 @@ def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
 
 
 def _window_of(layer: LayerSpec) -> Window:
-    return layer.sliding_window, layer.is_chunked, layer.kept_from, layer.kept_until
+    return layer.sliding_window, layer.is_chunked, layer.part
 
 
 def _widths(by_window: Mapping[Window, list[LayerSpec]]) -> list[int]:
@@ -172,12 +215,10 @@ def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]
     """A draft's layer joins the smallest of the groups that keep its tokens: those with its window, or else those that
     keep all tokens. Where there is none, layers of one window form a group of their own."""
     names = [list(group.layer_names) for group in groups]
-    windows: list[Window] = [
-        (group.sliding_window, group.is_chunked, group.kept_from, group.kept_until) for group in groups
-    ]
+    windows: list[Window] = [(group.sliding_window, group.is_chunked, group.part) for group in groups]
     for layer in layers:
         own = _window_of(layer)
-        window = own if own in windows else (0, False, 0, 0)
+        window = own if own in windows else (0, False, "")
         fitting = [index for index, other in enumerate(windows) if other == window]
         if fitting:
             min((names[index] for index in fitting), key=len).append(layer.name)

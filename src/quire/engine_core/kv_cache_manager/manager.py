@@ -24,7 +24,7 @@ from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.checkpoints import Entry, StateCheckpoints
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
-from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.kv_cache_manager.groups import GroupsByLength, KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.kv_cache_manager.prefix_cache import (
     ComputedBlocks,
@@ -59,6 +59,7 @@ class KVCacheManager:
     ) -> None:
         self.pool = pool
         self.groups = groups
+        self.groups_of = GroupsByLength(groups).of
         self.block_size = block_size
         # slots behind the granted ones that a proposer of drafts writes into
         self.lookahead = lookahead
@@ -78,7 +79,8 @@ class KVCacheManager:
         self.num_copied_blocks = 0
         self.estimates = Estimates(self)
         self._rows = rows
-        self.has_windows = any(group.sliding_window for group in groups)
+        # a group may lack blocks of a prefix
+        self.has_windows = any(group.sliding_window or group.part for group in groups)
         self.num_state_blocks = groups[-1].num_state_blocks
         # what one sequence has computed, a sibling may not find
         self.may_miss_siblings = self.has_windows or self.num_state_blocks > 0
@@ -133,14 +135,15 @@ class KVCacheManager:
             self._free_passed(sequence)
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
-        shared = self._shared_at(tables, start, is_taken=computed is not None)
+        groups = self.groups_of(sequence.request)
+        shared = self._shared_at(groups, tables, start, is_taken=computed is not None)
         checkpoints = self.checkpoints
         spare = checkpoints.worth_a_copy(sequence, start, tables[-1], 0 if computed else 1) if checkpoints else []
         end = start + num_new_tokens
         ahead = min(end + self.lookahead, max(end, sequence.request.max_total))
-        targets = [group.num_blocks(ahead, self.block_size) for group in self.groups]
+        targets = [group.num_blocks(ahead, self.block_size) for group in groups]
         num_new = len(shared)
-        for group, target, table in zip(self.groups, targets, tables, strict=True):
+        for group, target, table in zip(groups, targets, tables, strict=True):
             num_new += len(group.kept_blocks(len(table), target, self.block_size))
         # The prefix is held first: what is evicted or given up to make room may be where it came from.
         prefix = computed.held_blocks() if computed else None
@@ -268,10 +271,12 @@ class KVCacheManager:
                     self.moves.write(number, sequence.row, index, [source])
                     self.pool.release(int_array([target]))
 
-    def _shared_at(self, tables: Tables, position: int, *, is_taken: bool) -> list[tuple[int, int]]:
+    def _shared_at(
+        self, groups: list[KVGroup], tables: Tables, position: int, *, is_taken: bool
+    ) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
         shared = []
-        for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+        for number, (group, table) in enumerate(zip(groups, tables, strict=True)):
             # of a prefix that is about to be held, a block that is partly filled is copied; a state need not be
             is_copied = is_taken and not group.num_state_blocks
             most_holders = 0 if is_taken else 1
@@ -310,7 +315,7 @@ class KVCacheManager:
         table = sequence.block_tables[number]
         start = len(table)
         if target > start:
-            kept = self.groups[number].kept_blocks(start, target, self.block_size)
+            kept = self.groups_of(sequence.request)[number].kept_blocks(start, target, self.block_size)
             blocks = int_array(self.pool.allocate(len(kept)))
             entries = blocks
             if len(kept) < target - start:
@@ -324,7 +329,7 @@ class KVCacheManager:
         """Blocks that every later token's window has passed go back."""
         if not self.has_windows:
             return
-        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+        for table, group in zip(sequence.block_tables, self.groups_of(sequence.request), strict=True):
             first_needed = group.first_needed_block(sequence.num_sure_tokens, self.block_size)
             passed = table.blocks[: min(first_needed, len(table))]
             start = len(passed)

@@ -18,9 +18,9 @@ from quire.chain_hashes import ChainHasher
 from quire.engine_core.block_table import NO_BLOCK, Blocks
 from quire.engine_core.kv_cache_manager.answer_ends import AnswerEnd, AnswerEnds
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.kv_cache_manager.groups import GroupsByLength, KVGroup
 from quire.engine_core.request import Request, Sequence
-from quire.messages import int_array
+from quire.messages import TEXT, int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.kept import KeptSequence
@@ -99,12 +99,13 @@ class PrefixCache:
         self.hasher = hasher
         self._pool = pool
         self._groups = groups
+        self._groups_of = GroupsByLength(groups).of
         self._block_size = hasher.block_size
         # a state has a name of its own, for all tokens before it, and its blocks no place in a chain
         self.num_state_blocks = groups[-1].num_state_blocks
         self.state_group = len(groups) - 1
         self._attention = groups[:-1] if self.num_state_blocks else groups
-        self._is_whole = [group.sliding_window == 0 for group in self._attention]
+        self._is_whole = [not (group.sliding_window or group.part == TEXT) for group in self._attention]
         # a hit is the beginning of one chain, and can be remembered
         self._is_simple = self._is_whole == [True] and not self.num_state_blocks
         self._nothing = ComputedBlocks(0, [[] for _ in groups])
@@ -137,7 +138,7 @@ class PrefixCache:
                 end.num_tokens, blocks, state_name=end.name, num_without_state=max(end.num_tokens, num_without_state)
             )
         num_tokens = length * self._block_size
-        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
+        blocks = [self._blocks_of(number, hashes, length, sequence.request) for number in range(len(self._attention))]
         state_name = hashes[length - 1] if self.num_state_blocks else b""
         if self.num_state_blocks:
             blocks.append(self.state_after(state_name) or [])
@@ -177,7 +178,8 @@ class PrefixCache:
         found = self._nothing
         if whole := sequence.request.uncut_blocks(length, self._block_size):
             num_tokens = whole * self._block_size
-            found = ComputedBlocks(num_tokens, [self._blocks_of(0, hashes, whole)], num_without_state=num_tokens)
+            blocks = self._blocks_of(0, hashes, whole, sequence.request)
+            found = ComputedBlocks(num_tokens, [blocks], num_without_state=num_tokens)
         sequence.last_hit = KnownHit(self._pool.num_names_lost, limit, length, found)
         return found
 
@@ -192,21 +194,21 @@ class PrefixCache:
                 is_longer = end.num_tokens > (best[0].num_tokens if best else length * self._block_size)
                 start = index * self._block_size
                 if is_longer and end.begins(sequence, start, self.hasher.other_content(sequence.request, index)):
-                    blocks = self._blocks_at(end, hashes[:index], sequence.request.request_id)
+                    blocks = self._blocks_at(end, hashes[:index], sequence.request)
                     best = best if blocks is None else (end, blocks)
             if best is not None:
                 break
         return best
 
-    def _blocks_at(self, end: AnswerEnd, hashes: list[bytes], request_id: int) -> list[list[int]] | None:
+    def _blocks_at(self, end: AnswerEnd, hashes: list[bytes], request: Request) -> list[list[int]] | None:
         """The block tables of an end, or None if something of it was evicted or is not surely written."""
         state = self.state_after(end.name)
         if state is None:
             return None
         tables = []
         for number in range(len(self._attention)):
-            first = self._first_block(number, end.num_tokens)
-            blocks = [self.find(number, content, request_id) for content in hashes[first:]]
+            first = self._first_block(number, end.num_tokens, request)
+            blocks = [self.find(number, content, request.request_id) for content in hashes[first:]]
             if end.num_tokens % self._block_size:
                 blocks.append(self.find_computed(number, end.name))
             found = [block for block in blocks if block is not None]
@@ -374,20 +376,21 @@ class PrefixCache:
             if request.uncut_blocks(length, self._block_size) < length:
                 continue
             if all(
-                run >= length - self._first_block(n, length * self._block_size) for n, run in enumerate(run_lengths)
+                run >= length - self._first_block(n, length * self._block_size, request)
+                for n, run in enumerate(run_lengths)
             ):
                 reached = length if self._attention else 0
                 longest = length if self.state_after(content) is not None else longest
         return longest, reached
 
-    def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:
-        first = self._first_block(number, length * self._block_size)
+    def _blocks_of(self, number: int, hashes: list[bytes], length: int, request: Request) -> list[int]:
+        first = self._first_block(number, length * self._block_size, request)
         found = [self._pool.find((number, content)) for content in hashes[first:length]]
         return [NO_BLOCK] * first + [block for block in found if block is not None]
 
-    def _first_block(self, number: int, num_tokens: int) -> int:
+    def _first_block(self, number: int, num_tokens: int, request: Request) -> int:
         """The first full block of a prefix that this group still needs."""
-        needed = self._groups[number].first_needed_block(num_tokens, self._block_size)
+        needed = self._groups_of(request)[number].first_needed_block(num_tokens, self._block_size)
         return min(needed, num_tokens // self._block_size)
 
 

@@ -46,8 +46,11 @@ class AttentionSpec:
     has_slopes: bool = False
     # False: the tokens of a sequence see each other, and keys and values are those of the step alone
     is_causal: bool = True
-    # keys and values are those of what an encoder made, and are given to `store`
-    has_sources: bool = False
+    # a number by head and distance is added to scores
+    has_bias: bool = False
+    # keys and values are those of what an encoder made, and are given to `store`; other layers of such a model see a
+    # sequence from `AttentionBatch.begins_S` on
+    is_crossing: bool = False
     # a value is the beginning of its key and not kept again: `v_cache` is `k_cache`, and there is no value to store
     values_in_keys: bool = False
 
@@ -69,6 +72,8 @@ class AttentionBatch:
     max_seq_len: int
     # each token sees its sequence up to there, which is more than itself; None: up to itself, as text does
     ends_T: Tensor | None = None
+    # the tokens of each sequence see it from there on; None: from its first token on
+    begins_S: Tensor | None = None
     # of layers that are not causal: so many blocks of STEP_BLOCK tokens hold the keys and values of the step
     num_step_blocks: int = 0
 

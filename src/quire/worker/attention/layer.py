@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.messages import LayerSpec
+from quire.messages import SOURCE, LayerSpec
 from quire.worker.attention.backend import STEP_BLOCK, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.attention.heads import Heads
 from quire.worker.forward_context import current_forward_context, is_traced
@@ -47,14 +47,15 @@ class Attention(nn.Module):
         values_in_keys: bool = False,
         slopes: Tensor | None = None,
         is_causal: bool = True,
-        num_sources: int = 0,
-        kept_from: int = 0,
+        bias: Tensor | None = None,
+        part: str = "",
     ) -> None:
         """`slopes`: of ALiBi, one a head of the whole model (`layers/alibi.py`).
+        `bias`: of relative positions, for each head of this rank (`layers/relative_bias.py`).
 
-        `num_sources`: cross attention. The first so many tokens of a sequence are what an encoder made; their keys and
-        values are given to `store`, and all tokens behind them see them, and nothing else.
-        `kept_from`: of a sequence, only the tokens from there on come to this layer.
+        `part`: of a model whose sequences begin with a source, which an encoder reads. Cross attention is of the
+        SOURCE: keys and values of these tokens are given to `store`, and all tokens behind them see them, and nothing
+        else. To a layer that is of the TEXT only the tokens behind them come, and see no others.
 
         `values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept.
 
@@ -84,9 +85,9 @@ class Attention(nn.Module):
         # the workers that share the keys and values of each sequence: each keeps every size-th position
         self.ranks = current_ranks().context
         self.is_causal = is_causal
-        self.num_sources = num_sources
-        self.kept_from = kept_from
-        if num_sources and self.ranks.size > 1:
+        self.bias = bias
+        self.part = part
+        if part and self.ranks.size > 1:
             raise ModelError(
                 f"context_parallel_size={self.ranks.size}: workers cannot share the keys of what an encoder made. Use "
                 "tensor_parallel_size, or leave it out."
@@ -118,8 +119,7 @@ class Attention(nn.Module):
             scale_bytes=(1 if self.values_in_keys else 2) * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
             sliding_window=self.sliding_window,
             is_chunked=self.is_chunked,
-            kept_from=self.kept_from,
-            kept_until=self.num_sources,
+            part=self.part,
         )
 
     def attention_spec(self, block_size: int, device_type: str) -> AttentionSpec:
@@ -139,7 +139,8 @@ class Attention(nn.Module):
             has_sinks=self.sinks is not None,
             has_slopes=self.slopes is not None,
             is_causal=self.is_causal,
-            has_sources=self.num_sources > 0,
+            has_bias=self.bias is not None,
+            is_crossing=self.part == SOURCE,
             values_in_keys=self.values_in_keys,
         )
 
@@ -199,7 +200,7 @@ class Attention(nn.Module):
         return out_THE.view(-1, self.num_heads * self.value_dim)
 
     def store(self, key_TF: Tensor, value_TF: Tensor) -> None:
-        """Keys and values of those tokens of the step that an encoder made: for layers with `num_sources`."""
+        """Keys and values of those tokens of the step that an encoder made: for layers of the source."""
         context = current_forward_context()
         if context.is_profiling:
             return

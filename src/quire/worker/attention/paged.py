@@ -62,7 +62,9 @@ class PagedAttention:
             # what ranks add up gets them from one of them
             "sinks_H": layer.sinks if ranks.rank == 0 else None,
             "ends_T": metadata.ends_T,
+            "begins_S": metadata.begins_S,
             "slopes_H": layer.slopes,
+            "bias_HR": layer.bias,
         }
         if ranks.size == 1:
             self.kernels.paged_attention(*inputs, out_THE, **options)

@@ -80,6 +80,6 @@ def _refusal(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
         return f"it keeps keys and values in the model's type alone ({spec.dtype}), not as {spec.cache_dtype}"
     if not spec.is_causal and not getattr(backend, "takes_not_causal", False):
         return "it computes causal attention alone, and the tokens of this model see each other"
-    if spec.has_sources and not hasattr(backend, "store"):
+    if spec.is_crossing and not hasattr(backend, "store"):
         return "it cannot keep keys of what an encoder made, which this model looks at"
     return backend.supports(spec)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import WorkerConfig
+from quire.messages import TEXT
 from quire.worker.attention import AttentionBatch, attention_layers
 from quire.worker.attention.paged import PagedAttention
 from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context
@@ -114,8 +115,11 @@ class StepBuffers:
         self._adapter_slots = torch.full((most_rows,), -1, dtype=torch.int32, device=device)
         # of all groups alike: a row has one token
         self._query_starts = torch.arange(most_rows + 1, dtype=torch.int32, device=device)
-        self._seq_lens = zeros(most_rows, dtype=torch.int32)
         groups = sorted({layer.group for layer in attention_layers(model).values()})
+        # groups of layers that see their sequences from a place of each on
+        self._of_text = {layer.group for layer in attention_layers(model).values() if layer.part == TEXT}
+        self._begins = zeros(most_rows, dtype=torch.int32)
+        self._lengths = {group: zeros(most_rows, dtype=torch.int32) for group in groups}
         self._tables = {group: zeros(most_rows, blocks_per_row, dtype=torch.int32) for group in groups}
         self._slots = {group: torch.full((most_rows,), -1, device=device) for group in groups}
         self._places: list[Tensor] = []
@@ -136,7 +140,8 @@ class StepBuffers:
     @property
     def num_bytes(self) -> int:
         own = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in [*own, *self._tables.values(), *self._slots.values()])
+        of_groups = (*self._tables.values(), *self._slots.values(), *self._lengths.values())
+        return sum(tensor.nbytes for tensor in (*own, *of_groups))
 
     def inputs(self, size: int) -> tuple[Tensor, Tensor]:
         return self._input_ids[:size], self._positions[:size]
@@ -148,11 +153,12 @@ class StepBuffers:
         for group, tables in self._tables.items():
             metadata[group] = AttentionBatch(
                 query_starts_S1=starts,
-                seq_lens_S=self._seq_lens[:size],
+                seq_lens_S=self._lengths[group][:size],
                 block_tables_SM=tables[:size],
                 slots_T=self._slots[group][:size],
                 max_query_len=1,
                 max_seq_len=0,
+                begins_S=self._begins[:size] if group in self._of_text else None,
             )
         states = None
         if self._places:
@@ -171,8 +177,11 @@ class StepBuffers:
                 continue
             width = batch.block_tables_SM.shape[1]
             self._tables[group][:count, :width].copy_(batch.block_tables_SM)
-            targets += [self._slots[group][:count], self._seq_lens[:count]]
+            targets += [self._slots[group][:count], self._lengths[group][:count]]
             sources += [batch.slots_T, batch.seq_lens_S]
+            if batch.begins_S is not None:
+                targets.append(self._begins[:count])
+                sources.append(batch.begins_S)
         if context.states is not None:
             targets += [self._state_tables[:count], self._starts[:count], self._kept[:count]]
             sources += [context.states.tables_Sn, context.states.starts_S, context.states.num_kept_S]
@@ -196,10 +205,12 @@ class StepBuffers:
         self._is_padding[count:end].fill_(True)
         self._input_ids[count:end].zero_()
         self._positions[count:end].zero_()
-        self._seq_lens[count:end].zero_()
         self._adapter_slots[count:end].fill_(-1)
         for slots in self._slots.values():
             slots[count:end].fill_(-1)
+        for lengths in self._lengths.values():
+            lengths[count:end].zero_()
+        self._begins[count:end].zero_()
         if self._places:
             self._state_tables[count:end].fill_(self._spare_block)
             self._starts[count:end].zero_()

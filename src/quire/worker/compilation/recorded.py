@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.messages import TEXT
 from quire.worker.attention import AttentionBatch, attention_layers
 from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context
 from quire.worker.kernels import operators
@@ -174,7 +175,11 @@ class RecordedForward:
         self._positions = np.zeros(max_tokens, dtype=np.int64)
         self._adapter_slots = np.full(max_tokens, -1, dtype=np.int32)
         groups = sorted({layer.group for layer in attention_layers(model).values()})
-        self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
+        of_text = {layer.group for layer in attention_layers(model).values() if layer.part == TEXT}
+        self._groups = {
+            group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row, has_begins=group in of_text)
+            for group in groups
+        }
         recurrent = list(recurrent_layers(model).values())
         self._states = _StateBuffers(max_sequences, recurrent[0].num_blocks, recurrent[0].places) if recurrent else None
         # of a stage of a pipeline: what the one before it has computed
@@ -262,11 +267,12 @@ class RecordedLogits:
 class _GroupBuffers:
     """The inputs of attention for a group of layers, where the program looks for them."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, blocks_per_row: int) -> None:
+    def __init__(self, max_tokens: int, max_sequences: int, blocks_per_row: int, *, has_begins: bool) -> None:
         self._starts = np.zeros(max_sequences + 1, dtype=np.int32)
         self._lengths = np.zeros(max_sequences, dtype=np.int32)
         self._tables = np.zeros((max_sequences, blocks_per_row), dtype=np.int32)
         self._slots = np.zeros(max_tokens, dtype=np.int64)
+        self._begins = np.zeros(max_sequences, dtype=np.int32)
         self.batch = AttentionBatch(
             query_starts_S1=torch.from_numpy(self._starts),
             seq_lens_S=torch.from_numpy(self._lengths),
@@ -274,6 +280,7 @@ class _GroupBuffers:
             slots_T=torch.from_numpy(self._slots),
             max_query_len=max_tokens,
             max_seq_len=0,
+            begins_S=torch.from_numpy(self._begins) if has_begins else None,
         )
 
     def fill(self, batch: AttentionBatch) -> int:
@@ -283,6 +290,8 @@ class _GroupBuffers:
         self._lengths[:num_sequences] = batch.seq_lens_S.numpy()
         self._tables[:num_sequences, :width] = batch.block_tables_SM.numpy()
         self._slots[: len(batch.slots_T)] = batch.slots_T.numpy()
+        if batch.begins_S is not None:
+            self._begins[:num_sequences] = batch.begins_S.numpy()
         return int(num_sequences)
 
     def keep_nothing(self, num_tokens: int) -> None:

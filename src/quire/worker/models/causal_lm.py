@@ -22,6 +22,8 @@ class CausalLM(nn.Module):
     has_grid_positions = False
     # vectors may stand in the place of tokens
     takes_vectors = True
+    # its sequences begin with what an encoder reads (encoder_decoder.py)
+    has_sources = False
     # of what the head is that guesses the token behind the next one; None: there is none that is built
     multi_token: Any = None
 
@@ -57,6 +59,10 @@ class CausalLM(nn.Module):
         """Logits of the rows of `hidden`, [N, vocab_size]."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+
+def has_sources(model: nn.Module) -> bool:
+    return bool(getattr(model, "has_sources", False))
 
 
 def head_of(config: Any, embedding: VocabEmbedding, *, bias: bool = False) -> LMHead:

@@ -1,17 +1,15 @@
-"""Whisper: an encoder that listens to half a minute, and a decoder that looks at what it heard (sound_rows.py).
-
-The decoder's own attention sees the text alone, which stands behind the tokens of the sound: in the second chunk of as
-many tokens.
-"""
+"""Whisper: an encoder that listens to half a minute, and a decoder that looks at what it heard."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
+from quire.messages import TEXT, Media
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     ColumnParallelLinear,
@@ -22,10 +20,11 @@ from quire.worker.layers import (
     VocabEmbedding,
     activation,
 )
-from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.layers.cross_attention import CrossAttention
+from quire.worker.models.causal_lm import head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.encoder_decoder import EncoderDecoder
 from quire.worker.models.whisper_encoder import STRIDE, Encoder
-from quire.worker.sound_rows import Heard
 
 
 class DecoderAttention(nn.Module):
@@ -42,42 +41,12 @@ class DecoderAttention(nn.Module):
             head_dim,
             head_dim**-0.5,
             name=f"{name}.attn",
-            sliding_window=config.max_source_positions,
-            is_chunked=True,
-            kept_from=config.max_source_positions,
+            part=TEXT,
         )
         self.out_proj = RowParallelLinear(size, size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.out_proj(self.attn(*self.qkv_proj(hidden)))
-
-
-class CrossAttention(nn.Module):
-    """Of the text to the sound, whose keys and values are made once."""
-
-    def __init__(self, config: Any, name: str) -> None:
-        super().__init__()
-        size, num_heads = config.d_model, config.decoder_attention_heads
-        head_dim = size // num_heads
-        self.query = ColumnParallelLinear(size, size)
-        self.key = ColumnParallelLinear(size, size, bias=False)
-        self.value = ColumnParallelLinear(size, size)
-        num_own_heads = self.query.group.share_of(num_heads, "decoder_attention_heads")
-        self.attn = Attention(
-            num_own_heads,
-            num_own_heads,
-            head_dim,
-            head_dim**-0.5,
-            name=f"{name}.attn",
-            num_sources=config.max_source_positions,
-        )
-        self.out_proj = RowParallelLinear(size, size)
-
-    def remember(self, encoded_AE: Tensor) -> None:
-        self.attn.store(self.key(encoded_AE), self.value(encoded_AE))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.out_proj(self.attn(self.query(hidden)))
 
 
 class DecoderLayer(nn.Module):
@@ -86,7 +55,16 @@ class DecoderLayer(nn.Module):
         size = config.d_model
         self.self_attn = DecoderAttention(config, f"{name}.self_attn")
         self.self_attn_layer_norm = LayerNorm(size)
-        self.encoder_attn = CrossAttention(config, f"{name}.encoder_attn")
+        num_heads = config.decoder_attention_heads
+        self.encoder_attn = CrossAttention(
+            size,
+            num_heads,
+            size // num_heads,
+            (size // num_heads) ** -0.5,
+            name=f"{name}.encoder_attn",
+            bias=True,
+            heads_option="decoder_attention_heads",
+        )
         self.encoder_attn_layer_norm = LayerNorm(size)
         self.fc1 = ColumnParallelLinear(size, config.decoder_ffn_dim)
         self.act = activation(config.activation_function)
@@ -121,10 +99,6 @@ class Decoder(nn.Module):
         )
         self.layer_norm = LayerNorm(size)
 
-    def remember(self, encoded_AE: Tensor) -> None:
-        for layer in self.layers:
-            layer.encoder_attn.remember(encoded_AE)
-
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embed_tokens(input_ids)
         if self.scale != 1.0:
@@ -145,9 +119,8 @@ def _convert(name: str, weight: Any) -> list[tuple[str, Any]]:
     return [(name, weight)]
 
 
-class WhisperForConditionalGeneration(CausalLM):
+class WhisperForConditionalGeneration(EncoderDecoder):
     architectures = ("WhisperForConditionalGeneration",)
-    takes_vectors = False
     checkpoint_map = CheckpointMap(
         merged={name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")},
         prefixes={"model.decoder.": "model.", "model.encoder.": "encoder.", "proj_out.": "lm_head."},
@@ -169,17 +142,10 @@ class WhisperForConditionalGeneration(CausalLM):
         "scale_embedding": False,
         "tie_word_embeddings": True,
     }
-    takes_sound = True
-    reason_not_to_divide = "each looks at what its encoder made, which one worker has"
 
     @staticmethod
     def complete_config(config: Any) -> None:
         config.hidden_size = config.d_model
-        if config.max_target_positions > config.max_source_positions:
-            raise ModelError(
-                f"config.json: max_target_positions={config.max_target_positions} must not exceed "
-                f"max_source_positions={config.max_source_positions}. Take the config.json that belongs to the weights."
-            )
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = Decoder(config)
@@ -189,24 +155,19 @@ class WhisperForConditionalGeneration(CausalLM):
         self.num_sources: int = config.max_source_positions
         self.sound_shape = (config.num_mel_bins, STRIDE * config.max_source_positions)
 
-    def encode_sound(self, features_MF: Tensor) -> Tensor:
-        encoded_SE: Tensor = self.encoder(features_MF)
-        return encoded_SE
+    def source_of(self, media: Media) -> Tensor:
+        if media.length != self.num_sources:
+            raise ModelError(f"media: a prompt must begin with one sound, which has {self.num_sources} tokens.")
+        if tuple(media.shape) != self.sound_shape or len(media.pixels) != 4 * math.prod(media.shape):
+            raise ModelError(f"media: a sound of {media.shape} numbers; it must have {self.sound_shape}.")
+        return torch.frombuffer(bytearray(media.pixels), dtype=torch.float32).reshape(self.sound_shape)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        heard: Heard | None = None,
-        intermediate_tensors: Any = None,
-    ) -> Tensor:
-        """Of the tokens of text. With `heard` a row for each token of the step."""
-        if heard is not None:
-            self.model.remember(heard.encoded_AE)
-            if not len(input_ids):
-                return heard.spread(heard.encoded_AE[:0])
-        hidden: Tensor = self.model(input_ids, positions)
-        return hidden if heard is None else heard.spread(hidden)
+    def largest_source(self) -> Tensor:
+        return torch.zeros(self.sound_shape)
+
+    def encode(self, source: Tensor) -> Tensor:
+        encoded_SE: Tensor = self.encoder(source)
+        return encoded_SE
 
 
 MODEL = WhisperForConditionalGeneration

@@ -9,6 +9,7 @@ from torch import nn
 
 from quire.config import WorkerConfig
 from quire.errors import ModelError
+from quire.worker.models.causal_lm import has_sources
 from quire.worker.speculative.drafting import Drafting
 from quire.worker.speculative.ngram import NgramProposer
 from quire.worker.speculative.proposer import NoProposer, Proposer, ProposerContext
@@ -28,10 +29,10 @@ def make_proposer(config: WorkerConfig, target: nn.Module) -> Proposer:
         return NoProposer()
     if speculation.method == "ngram":
         return NgramProposer(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
-    if getattr(target, "takes_sound", False):
+    if has_sources(target):
         raise ModelError(
-            f"speculative_config: method={speculation.method!r}: a draft would not hear what {type(target).__name__} "
-            "hears. Take method='ngram', or leave it out."
+            f"speculative_config: method={speculation.method!r}: a draft would not know what the encoder of "
+            f"{type(target).__name__} has read. Take method='ngram', or leave it out."
         )
     module, _, name = _WITH_A_MODEL[speculation.method].partition(":")
     return cast(Proposer, getattr(importlib.import_module(module), name)(config, target))
