@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.model_table.checks import CHECKS, NOT_RUN
-from tests.model_table.rows import ENCODERS, LISTENERS, OTHER_NAMES, TOWERS
+from tests.model_table.rows import ENCODERS, LISTENERS, OTHER_NAMES, READERS, TOWERS
 
 from quire.config.video_sizes import MODEL_TYPES as VIDEO_MODEL_TYPES
 
@@ -55,6 +55,8 @@ def page(results: dict[str, dict[str, str]]) -> str:
     more.append(f"With videos: {names} ([videos](images.md#videos)).")
     names = ", ".join(f"`{name}`" for name in LISTENERS)
     more.append(f"With sounds: {names} ([speech](speech.md)).")
+    names = ", ".join(f"`{name}`" for name in READERS)
+    more.append(f"With an encoder that reads the prompt: {names} ([encoder and decoder](encoder-decoder.md)).")
     towers = ", ".join(f"`{name}`" for name in TOWERS)
     more.append(f"As their text alone, which the log says in one line: {towers}, and others whose text model is above.")
     more.append(_ANGLES)

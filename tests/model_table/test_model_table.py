@@ -32,7 +32,7 @@ def test_every_native_decoder_has_a_row() -> None:
     read_more = {
         name
         for name in decoders
-        if getattr(classes[name], "takes_images", False) or getattr(classes[name], "takes_sound", False)
+        if getattr(classes[name], "takes_images", False) or getattr(classes[name], "has_sources", False)
     }
     assert decoders - read_more <= {*ROWS, *OTHER_NAMES}
     assert {name: ARCHITECTURES[row][0] for name, row in ROWS.items()} == {name: name for name in ROWS}

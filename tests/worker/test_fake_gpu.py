@@ -105,11 +105,12 @@ def test_a_step_waits_once(config, gpu):
 
 
 def test_every_native_model_is_among_them():
-    """But those that take images or make vectors, whose text models are, and Whisper, whose prompts are sounds."""
+    """But those that take images or make vectors, whose text models are, and those whose prompts are
+    read by an encoder."""
     missing = set(native_model_types()) - {ARCHITECTURES[name][0] for name in NAMES}
     assert missing <= {
-        "bert", "gemma3", "gemma4", "kimi_k2", "modernbert", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "roberta",
-        "whisper", "xlm_roberta",
+        "bert", "gemma3", "gemma4", "kimi_k2", "modernbert", "mt5", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "roberta",
+        "t5", "umt5", "whisper", "xlm_roberta",
     }  # fmt: skip
 
 

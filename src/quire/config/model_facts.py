@@ -26,8 +26,11 @@ _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert"})
 # Tables of positions that begin behind that of the padding token, and which that is where nothing is said.
 _POSITIONS_BEHIND_PADDING = {"roberta": 1, "xlm-roberta": 1}
 _CLASSIFIES = "ForSequenceClassification"
-# Encoder and decoder: what is heard stands before the text.
+# Encoder and decoder: what is heard, or read, stands before what is written.
 _LISTENERS = frozenset({"whisper"})
+_READERS = frozenset({"t5", "mt5", "umt5"})
+# tokens of a text that these were trained with, where config.json does not say
+_READ_AT_ONCE = 512
 # What published files leave out of the text's configuration although the engine itself needs it.
 _LEFT_OUT: dict[str, dict[str, Any]] = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
 _NO_GENERATION_CONFIG: dict[str, Any] = {}
@@ -105,6 +108,8 @@ class ModelFacts:
             lengths[0] -= 1 + (padding if isinstance(padding, int) else 0)
         if model_type in _LISTENERS:
             lengths = [config.get("max_source_positions", 1500) + config.get("max_target_positions", 448)]
+        if model_type in _READERS:
+            lengths = [2 * (lengths[0] if lengths and lengths[0] > 0 else _READ_AT_ONCE)]
         eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
         return cls(
             path=path,
@@ -130,6 +135,31 @@ class ModelFacts:
     def listens(self) -> bool:
         """Every prompt begins with a sound."""
         return self.model_type in _LISTENERS
+
+    @property
+    def has_sources(self) -> bool:
+        """An encoder reads what a sequence begins with, as a whole."""
+        return self.listens or self.model_type in _READERS
+
+    @property
+    def has_any_length(self) -> bool:
+        """Positions are distances alone: its own length is one that it was trained with, not the greatest."""
+        return self.model_type in _READERS
+
+    @property
+    def decoder_start_token_id(self) -> int | None:
+        """What is written begins with it, where a prompt is read by an encoder; None: a prompt is what is continued."""
+        if self.model_type not in _READERS:
+            return None
+        names = ("decoder_start_token_id", "pad_token_id")
+        given = [config.get(name) for name in names for config in (self.generation_config, self.hf_config)]
+        [token_id] = _token_ids(self.path, next((one for one in given if one is not None), 0))
+        if not 0 <= token_id < self.vocab_size:
+            raise ModelError(
+                f"{self.config_file}: decoder_start_token_id={token_id} must be from 0 to {self.vocab_size - 1}. "
+                "Correct it."
+            )
+        return token_id
 
     @property
     def sees_all(self) -> bool:

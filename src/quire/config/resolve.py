@@ -245,7 +245,7 @@ def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tupl
         if own is None:
             return _FALLBACK_LENGTH, (_FALLBACK_LENGTH, "config.json names no length")
         return own, (own, "the model's own length")
-    if own is not None and options.max_model_len > own:
+    if own is not None and options.max_model_len > own and not facts.has_any_length:
         raise CapacityError(
             f"max_model_len={options.max_model_len}: the model has positions for {own} tokens (config.json). "
             f"Lower max_model_len to {own}, or leave it out."

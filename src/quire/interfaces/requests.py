@@ -6,6 +6,7 @@ has been started then. Called by LLM and AsyncLLM for every request; costs what 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.prompts import checked_cache_salt
 from quire.logits_processors import check_known
-from quire.messages import EngineRequest, Tenancy
+from quire.messages import EngineRequest, Media, Tenancy
 from quire.parameter_checks import plain
 from quire.sampling_params import SamplingParams
 from quire.thought_marks import ThoughtMarks, no_marks
@@ -52,6 +54,8 @@ class Limits:
     has_head: bool = True
     # every prompt begins with a sound
     listens: bool = False
+    # an encoder reads every prompt, and what is written begins with this token; None: a prompt is continued
+    decoder_start_token_id: int | None = None
     # sampled text has one, unless a request says otherwise
     has_watermark: bool = False
     # the engine core and its one worker are in this process
@@ -67,6 +71,8 @@ class Asked:
     media: list[Any]
     priority: int = 0
     cache_salt: str = ""
+    # its tokens are kept for others, or are to come in pieces
+    is_open: bool = False
     # kept by the core under the handle that the request continues; its prompt comes after them
     num_kept_tokens: int = 0
     # what `sampling` was made from, if beams were asked for
@@ -300,6 +306,8 @@ def _check_watermarking(asked: Asked, limits: Limits) -> None:
 def _check_media(asked: Asked, limits: Limits) -> None:
     if limits.listens:
         _check_sound(asked)
+    elif limits.decoder_start_token_id is not None:
+        _check_source(asked)
     elif asked.media and asked.media[0].is_vectors:
         _check_vectors(asked)
     elif asked.media and (asked.num_kept_tokens or asked.pooling):
@@ -326,6 +334,28 @@ def _check_sound(asked: Asked) -> None:
         raise RequestError(
             "prompt_logprobs: not compatible with a sound, which begins the prompt and is no tokens that had a "
             "probability. Leave it out; logprobs gives those of the output.",
+            param="prompt_logprobs",
+        )
+
+
+def _check_source(asked: Asked) -> None:
+    if asked.media:
+        raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
+    if asked.is_open or asked.num_kept_tokens:
+        raise RequestError(
+            "prompt: an encoder reads the prompts of this model as a whole, so that nothing can follow one later: no "
+            "sessions, no pinned prefixes, no prompts in pieces. Send each prompt whole, and by itself.",
+            param="prompt",
+        )
+    if asked.pooling:
+        raise RequestError(
+            "prompt: this model writes texts, and its encoder makes no vectors or labels here. Use completions.",
+            param="prompt",
+        )
+    if asked.sampling.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs: an encoder reads the prompts of this model, whose tokens have no probability then. Leave "
+            "it out; logprobs gives those of the output.",
             param="prompt_logprobs",
         )
 
@@ -448,6 +478,10 @@ class RequestMaker:
         sampling = _sampling_of(beams or params)  # copies, checked again: the user may have changed the originals
         eos_token_ids = [] if sampling.ignore_eos else self._eos_token_ids
         prompt_token_ids = _as_ints(prompt_token_ids)
+        source = []
+        if self.limits.decoder_start_token_id is not None and prompt_token_ids:
+            source = prompt_token_ids
+            prompt_token_ids = [*source, self.limits.decoder_start_token_id]
         priority = plain(priority)
         cache_salt = "" if cache_salt is None else plain(cache_salt)
         asked = Asked(
@@ -456,6 +490,7 @@ class RequestMaker:
             media=media or [],
             priority=priority,
             cache_salt=cache_salt,
+            is_open=not is_final or keep is not None,
             num_kept_tokens=num_kept_tokens,
             beams=beams,
             eos_token_ids=eos_token_ids,
@@ -486,7 +521,7 @@ class RequestMaker:
             decoding=beams.decoding_spec() if beams is not None else None,
             keep=keep,
             continues=continues,
-            media=asked.media,
+            media=[_text_source(source)] if source else asked.media,
             is_final=is_final,
             pooling=pooling,
             is_classified=is_classified,
@@ -524,6 +559,22 @@ def _sampling_of(params: GenerationParams) -> SamplingParams:
         return params.replace()
     raise RequestError(
         f"sampling_params={params!r}: must be SamplingParams or BeamSearchParams.", param="sampling_params"
+    )
+
+
+def _text_source(token_ids: list[int]) -> Media:
+    """What an encoder reads of a prompt."""
+    content = np.array(token_ids, dtype="<i4").tobytes()
+    return Media(
+        start=0,
+        length=len(token_ids),
+        pixels=content,
+        shape=[len(token_ids)],
+        mean=[],
+        std=[],
+        grid=[1, 1, len(token_ids)],
+        merge_size=1,
+        content_hash=hashlib.sha256(b"text " + content).digest(),
     )
 
 

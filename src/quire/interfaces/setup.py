@@ -49,6 +49,7 @@ def limits_of(config: EngineConfig, ready: EngineReady) -> Limits:
         max_num_seqs=ready.max_num_seqs,
         has_head=config.facts.has_head,
         listens=config.facts.listens,
+        decoder_start_token_id=config.facts.decoder_start_token_id,
         has_watermark=config.worker.watermark is not None,
     )
 

@@ -4,7 +4,7 @@ from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activ
 from quire.worker.layers.alibi import alibi_slopes
 from quire.worker.layers.embedding import Embedding, LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
-from quire.worker.layers.feed_forward import PlainMLP
+from quire.worker.layers.feed_forward import GatedMLP, PlainMLP
 from quire.worker.layers.latent import LatentProjection, latent_parts
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
@@ -30,6 +30,7 @@ __all__ = [
     "Experts",
     "GatedActivation",
     "GatedDeltaRule",
+    "GatedMLP",
     "GatedRMSNorm",
     "LMHead",
     "LatentProjection",

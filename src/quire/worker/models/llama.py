@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.attention import Attention, Heads
 from quire.worker.layers import (
-    GatedActivation,
-    MergedColumnParallelLinear,
+    GatedMLP,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
@@ -66,17 +65,10 @@ class LlamaAttention(nn.Module):
         return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions)))
 
 
-class LlamaMLP(nn.Module):
+class LlamaMLP(GatedMLP):
     def __init__(self, config: Any, *, bias: bool, inner_size: int | None = None) -> None:
         """`inner_size`: where it is not that of the configuration."""
-        super().__init__()
-        size, inner = config.hidden_size, inner_size or config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(size, [inner, inner], bias=bias)
-        self.act = GatedActivation(config.hidden_act)
-        self.down_proj = RowParallelLinear(inner, size, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))
+        super().__init__(config.hidden_size, inner_size or config.intermediate_size, config.hidden_act, bias=bias)
 
 
 def make_mlp(config: Any, index: int) -> LlamaMLP:

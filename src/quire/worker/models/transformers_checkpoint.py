@@ -87,8 +87,8 @@ def _refuse_encoder_decoder(facts: ModelFacts, config_class: Any) -> None:
     """By the file or by the family: a lone decoder of such a family counts its positions by itself."""
     if facts.hf_config.get("is_encoder_decoder") or getattr(config_class, "is_encoder_decoder", False):
         raise ModelError(
-            f"model_type={facts.model_type}: is an encoder-decoder, which Quire does not run yet. "
-            "Take a decoder-only model."
+            f"model_type={facts.model_type}: is an encoder-decoder of a kind that Quire does not run; t5, mt5, umt5 "
+            "and whisper are served. Take one of these, or a decoder-only model."
         )
 
 
