@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from quire.worker.model_loader import load_model
 from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
-from quire.worker.models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
+from quire.worker.models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration, as_kept
 
 _ATOL = 2e-4
 CLASSES = {
@@ -229,6 +230,28 @@ def test_experts_as_they_are_published(tmp_path: Path) -> None:
         harness.admit(0, media)
         logits.append(harness.run(0, tokens))
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(("version", "is_turned"), [("4.57.0.dev0", True), ("5.0.0", False), ("10.1", False)])
+def test_experts_with_as_many_inputs_as_outputs_go_by_the_version_that_wrote_them(version, is_turned) -> None:
+    config = SimpleNamespace(hidden_size=6, moe_intermediate_size=3, transformers_version=version)
+    weight = torch.arange(2 * 6 * 6.0).reshape(2, 6, 6)
+    pieces = dict(as_kept(config)("layers.0.mlp.experts.gate_up_proj", weight))
+    expected = weight.transpose(1, 2) if is_turned else weight
+    assert torch.equal(pieces["layers.0.mlp.experts.1.up_proj.weight"], expected[1, 3:])
+    # the other tensor of the layer is told by its shape, whatever wrote it
+    down = torch.arange(2 * 3 * 6.0).reshape(2, 3, 6)
+    for given in (down, down.transpose(1, 2)):
+        pieces = dict(as_kept(config)("layers.0.mlp.experts.down_proj", given))
+        assert torch.equal(pieces["layers.0.mlp.experts.1.down_proj.weight"], down[1].T)
+
+
+def test_experts_of_which_nothing_tells_how_they_lie_are_refused() -> None:
+    config = SimpleNamespace(hidden_size=6, moe_intermediate_size=3, transformers_version=None)
+    with pytest.raises(ModelError, match=r"as many inputs as outputs \(6\).* Add transformers_version to config.json"):
+        as_kept(config)("layers.0.mlp.experts.gate_up_proj", torch.zeros(2, 6, 6))
+    with pytest.raises(ModelError, match=r"has 4 x 6 for each expert, .*moe_intermediate_size=3\) it is 6 x 3"):
+        as_kept(config)("layers.0.mlp.experts.down_proj", torch.zeros(2, 4, 6))
 
 
 def test_gemma_as_it_is_published(tmp_path: Path) -> None:
