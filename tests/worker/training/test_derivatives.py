@@ -182,3 +182,16 @@ def test_masters_in_float32_train_a_model_in_bfloat16(tmp_path: Path):
         assert other is not None
         cosine = torch.nn.functional.cosine_similarity(parameter.grad.flatten(), other.flatten(), dim=0)
         assert cosine > 0.98, name
+
+
+@pytest.mark.parametrize("name", ["falcon", "bloom"])
+def test_what_holds_several_layers_in_turn_is_no_target(tmp_path, name):
+    path = make_checkpoint(tmp_path / name, name)
+    others = r"Choose targets among dense, dense_4h_to_h, dense_h_to_4h\.$"
+    with pytest.raises(
+        ModelError, match=f"^lora: query_key_value holds the rows of several layers in turn, .* {others}"
+    ):
+        load(path, lora=LoRA(targets=["query_key_value", "dense"]))
+    with pytest.raises(ModelError, match=f"^lora: the model has no linear layer named q_proj, .* {others}"):
+        load(path, lora=LoRA())
+    assert len(load(path, lora=LoRA(targets=["dense"])).parameters()) > 0

@@ -73,21 +73,33 @@ class TrainedAdapter:
         checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
         generator = torch.Generator().manual_seed(lora.seed)
         self._parts: dict[str, list[_Part]] = {}
+        # ends of names of all modules that could be trained, and of those that cannot
+        known: set[str] = set()
+        fused: set[str] = set()
         for name in sorted(names):
             module = name.removesuffix(".weight")
-            if module == name or module.rpartition(".")[2] not in lora.targets:
+            end = module.rpartition(".")[2]
+            if module == name:
                 continue
-            places: dict[str, list[object]] = {}
-            for placed, part, _ in checkpoint_map.place(name, torch.empty(0, 0)):
-                places.setdefault(placed.removesuffix(".weight"), []).append(part)
+            places = _places(name, checkpoint_map)
+            if places is None:
+                fused.add(end)
+                continue
             for layer_name, parts in places.items():
-                if layer_name in targets.layers:
+                if layer_name not in targets.layers:
+                    continue
+                known.add(end)
+                if end in lora.targets:
                     layer, _ = targets.layers[layer_name]
                     self._parts.setdefault(layer_name, []).append(_part(module, layer, parts, lora, generator))
-        if not self._parts:
-            raise ModelError(
-                f"lora: the model has no linear layer named {', '.join(lora.targets)} that takes adapters."
+        unable = sorted(fused.intersection(lora.targets))
+        if unable or not self._parts:
+            wrong = (
+                f"{', '.join(unable)} holds the rows of several layers in turn, over which no adapter is trained"
+                if unable
+                else f"the model has no linear layer named {', '.join(lora.targets)} that takes adapters"
             )
+            raise ModelError(f"lora: {wrong}. Choose targets among {', '.join(sorted(known))}.")
         self._stacks: dict[str, AdapterStack] = {name: targets.layers[name][1] for name in self._parts}
         for name, stack in self._stacks.items():
             stand_for(stack.slots, partial(list, [part.master for part in self._parts[name]]))
@@ -141,6 +153,18 @@ class TrainedAdapter:
         for name, parameter in own.items():
             parameter.copy_(stored[name])
         self.pack()
+
+
+def _places(name: str, checkpoint_map: CheckpointMap) -> dict[str, list[object]] | None:
+    """The layers that a tensor of the checkpoint is part of, and which parts of each. None: what takes it apart wants
+    its rows."""
+    places: dict[str, list[object]] = {}
+    try:
+        for placed, part, _ in checkpoint_map.place(name, torch.empty(0, 0)):
+            places.setdefault(placed.removesuffix(".weight"), []).append(part)
+    except ModelError:
+        return None
+    return places
 
 
 def _part(module: str, layer: ReplicatedLinear, parts: list[Any], lora: LoRA, generator: torch.Generator) -> _Part:
