@@ -120,9 +120,33 @@ def _one_square(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Image
     return ImageSizes(patch_size, merge_size, 1, image_size**2, image_size**2)
 
 
+def _soft_tokens(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
+    """Of Gemma 4: an image has about as many tokens as are allowed, in rows and columns of its own ratio."""
+    vision = hf_config.get("vision_config")
+    if vision is None:
+        return None
+    patch_size, merge_size = int(given.get("patch_size", 16)), int(given.get("pooling_kernel_size", 3))
+    num_tokens = int(given.get("max_soft_tokens", 280))
+    num_places = int(vision.get("position_embedding_size", 10_240))
+    of_config = int(vision.get("patch_size", 16)), int(vision.get("pooling_kernel_size", 3))
+    if of_config != (patch_size, merge_size):
+        raise ValueError(
+            f"patch_size={patch_size}, pooling_kernel_size={merge_size}: must be those of vision_config in "
+            f"config.json, {of_config[0]} and {of_config[1]}."
+        )
+    if not 1 <= num_tokens * merge_size <= num_places:
+        raise ValueError(
+            f"max_soft_tokens={num_tokens}: must be from 1 to {num_places // merge_size}, for which there are rows "
+            "in vision_config.position_embedding_size."
+        )
+    cell = (patch_size * merge_size) ** 2
+    return ImageSizes(patch_size, merge_size, 1, cell, num_tokens * cell)
+
+
 # What the numbers of a model_type are; None: it takes no images.
 _FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes | None]] = {
     "gemma3": _one_square,
+    "gemma4": _soft_tokens,
     "qwen2_vl": _whole_cells,
     "qwen2_5_vl": _whole_cells,
     "qwen3_vl": _whole_cells,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MOST_RATIO = 200
 # Pillow's number
 _BICUBIC = 3
+_FILTERS = range(6)
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -245,10 +246,15 @@ class ImageProcessor:
 
 
 def _class_for(hf_config: Mapping[str, Any]) -> type[ImageProcessor]:
-    if hf_config.get("model_type") == "gemma3":
+    model_type = hf_config.get("model_type")
+    if model_type == "gemma3":
         from quire.renderer.pooled_images import PooledImageProcessor
 
         return PooledImageProcessor
+    if model_type == "gemma4":
+        from quire.renderer.scaled_images import ScaledImageProcessor
+
+        return ScaledImageProcessor
     return ImageProcessor
 
 
@@ -284,6 +290,25 @@ def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) ->
     if len(numbers) != len(default) or not all(map(math.isfinite, numbers)) or (name == "image_std" and 0 in numbers):
         raise ValueError(f"{name}={str(numbers)[:80]}: must be {len(default)} numbers, and those of image_std not 0.")
     return numbers
+
+
+def filter_of(given: Mapping[str, Any]) -> int:
+    """How an image is resized. ValueError: no way that Pillow knows."""
+    number = given.get("resample")
+    number = _BICUBIC if number is None else int(number)
+    if number not in _FILTERS:
+        raise ValueError(f"resample={number}: must be from 0 to {len(_FILTERS) - 1}, a filter of Pillow.")
+    return number
+
+
+def check_steps(given: Mapping[str, Any]) -> None:
+    """ValueError: a step is left out that images cannot do without here."""
+    for name in ("do_resize", "do_rescale"):
+        if not given.get(name, True):
+            raise ValueError(f"{name}=false: must be true.")
+    factor = given.get("rescale_factor")
+    if factor is not None and not math.isclose(factor, 1 / 255, rel_tol=1e-6):
+        raise ValueError(f"rescale_factor={factor}: must be 1/255.")
 
 
 def param_of(sources: Sequence[tuple[Any, str]]) -> str:

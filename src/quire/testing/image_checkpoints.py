@@ -73,6 +73,27 @@ _GEMMA_VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
     "patch_size": 7, "vision_use_head": False,
 }  # fmt: skip
+# Of Gemma 4 tokens of an image see what stands before them alone, or each other.
+GEMMA4, GEMMA4_AHEAD = "gemma4", "gemma4_ahead"
+_GEMMA4_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 32,
+}  # fmt: skip
+_GEMMA4_MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    GEMMA4: ("gemma4", {}, {"use_clipped_linears": True}),
+    GEMMA4_AHEAD: (
+        "gemma4_moe",
+        # a window is narrower than the largest image
+        {
+            "use_bidirectional_attention": "vision",
+            "sliding_window": 12,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        {"standardize": True, "num_key_value_heads": 1},
+    ),
+}
 _NUMBERS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
         "patch_size": 16, "min_pixels": 64 * 64, "max_pixels": 32 * 32 * 64, "image_mean": [0.5] * 3,
@@ -80,6 +101,8 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _NUMBERS["qwen3_vl_moe"] = _NUMBERS["qwen3_vl"]
+for _name in _GEMMA4_MORE:
+    _NUMBERS[_name] = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 16, "do_normalize": False}
 
 
 def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Path:
@@ -88,8 +111,8 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     marks = "".join((MARKS[1], MARKS[0], MARKS[2]))
-    # Gemma's template opens an image, and its processor does the rest
-    template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if model_type == GEMMA else CHAT_TEMPLATE
+    # Gemma's template writes one mark, and its processor does the rest
+    template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if model_type.startswith("gemma") else CHAT_TEMPLATE
     write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK))
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
@@ -106,11 +129,43 @@ def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
 
     if model_type == GEMMA:
         config = _gemma_config()
+    elif model_type in _GEMMA4_MORE:
+        config = _gemma4_config(model_type)
     else:
         config = _qwen_config(model_type)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     widen(model, seed)
+    _bound(model)
     return model.eval()
+
+
+def _bound(model: Any) -> None:
+    """Bounds of linear layers, which what goes through them meets; new ones are infinite."""
+    for name, buffer in model.named_buffers():
+        if name.endswith(("put_min", "put_max")):
+            buffer.fill_(2.0 if name.endswith("max") else -1.5)
+        elif name.endswith((".std_bias", ".std_scale")):
+            buffer.copy_(torch.linspace(0.5, 1.5, len(buffer)))
+
+
+def _gemma4_config(model_type: str) -> Any:
+    from transformers import AutoConfig
+
+    from quire.testing.tiny_checkpoints import make_config
+
+    text, more_text, more_vision = _GEMMA4_MORE[model_type]
+    return AutoConfig.for_model(
+        GEMMA4,
+        text_config=make_config(text, pad_token_id=0, **more_text).to_dict(),
+        vision_config={**_GEMMA4_VISION, **more_vision},
+        audio_config=None,
+        tie_word_embeddings=more_text.get("tie_word_embeddings", True),
+        image_token_id=IMAGE_TOKEN_ID,
+        boi_token_id=IMAGE_TOKEN_ID + 1,
+        eoi_token_id=IMAGE_TOKEN_ID + 2,
+        video_token_id=VIDEO_TOKEN_ID,
+        audio_token_id=VIDEO_TOKEN_ID + 1,
+    )
 
 
 def _gemma_config() -> Any:
@@ -147,6 +202,8 @@ def _qwen_config(model_type: str) -> Any:
 
 def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tensor) -> dict[str, Any]:
     """What Transformers' model is called with beside these tokens, [1, T]."""
+    if model_type == GEMMA4:
+        return _gemma4_inputs(media, token_ids)
     if model_type != GEMMA:
         is_video = token_ids == VIDEO_TOKEN_ID
         inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int() + 2 * is_video.int()}
@@ -162,6 +219,24 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     if media:
         inputs["pixel_values"] = torch.stack([_whole_image(image) for image in media])
     return inputs
+
+
+def _gemma4_inputs(media: list[Media], token_ids: torch.Tensor) -> dict[str, Any]:
+    inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int()}
+    if not media:
+        return inputs
+    num_patches = _NUMBERS[GEMMA4]["max_soft_tokens"] * media[0].merge_size ** 2
+    patches, places = [], []
+    for image in media:
+        whole = _whole_image(image)
+        _, height, width = image.grid
+        side = whole.shape[1] // height
+        by_row = whole.reshape(3, height, side, width, side).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1)
+        index = torch.arange(len(by_row))
+        place = torch.stack([index % width, index // width], dim=1)
+        patches.append(torch.nn.functional.pad(by_row, (0, 0, 0, num_patches - len(by_row))))
+        places.append(torch.nn.functional.pad(place, (0, 0, 0, num_patches - len(by_row)), value=-1))
+    return {**inputs, "pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
 
 
 def _grids(media: list[Media]) -> list[list[int]]:

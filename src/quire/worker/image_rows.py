@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
+from quire.worker.attention import attention_layers
 from quire.worker.encoded_media import EncodedMedia
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
@@ -116,7 +117,7 @@ class ImageRows(StepMember):
         return positions_3T
 
     def seen(self, batch: InputBatch) -> InputBatch:
-        """The tokens of an image that is whole see it to its end."""
+        """The tokens of an image that is whole see it to its end, in layers that look ahead."""
         ends_T: Tensor | None = None
         for image, low, high, place in self._touched(batch):
             if image.is_whole:
@@ -127,7 +128,10 @@ class ImageRows(StepMember):
                 ends_T[place : place + high - low] = image.end
         if ends_T is None:
             return batch
-        return replace(batch, attention=tuple(replace(group, ends_T=ends_T) for group in batch.attention))
+        ahead = {layer.group for layer in attention_layers(self._model).values() if self._model.sees_ahead(layer)}
+        groups = enumerate(batch.attention)
+        seen = tuple(replace(group, ends_T=ends_T) if number in ahead else group for number, group in groups)
+        return replace(batch, attention=seen)
 
     def middle(self, row: int, first: int, end: int) -> int:
         middle = (first + end) // 2

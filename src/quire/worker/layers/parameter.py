@@ -34,7 +34,7 @@ def make_parameter(
 ) -> nn.Parameter:
     """An uninitialised parameter on torch's default device, in its default type or `dtype`. `parts` are the pieces that
     fill it."""
-    parameter = nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+    parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
     parameter.quire_pick = pick
     parameter.quire_parts = parts
     return parameter

@@ -216,10 +216,11 @@ class Gemma4Model(nn.Module):
         self.norm = make_norm(config)
         self.own_inputs = OwnInputs(config, num_layers) if config.hidden_size_per_layer_input else None
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.embed_tokens(input_ids) * self.embed_scale
+
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        if input_embeds is not None:
-            raise ModelError("Gemma 4 takes tokens of text alone: embeddings from elsewhere are not built.")
-        hidden = self.embed_tokens(input_ids) * self.embed_scale
+        hidden = self.embed(input_ids) if input_embeds is None else input_embeds
         own = [None] * len(self.layers) if self.own_inputs is None else self.own_inputs(input_ids, hidden)
         for layer, own_TI in zip(self.layers, own, strict=True):
             hidden = layer(positions, hidden, own_TI)

@@ -51,8 +51,8 @@ class VisionAttention(nn.Module):
 
     def forward(self, hidden_PE: Tensor, cos_PD: Tensor, sin_PD: Tensor, lengths: list[int]) -> Tensor:
         qkv_3HPD = self.qkv(hidden_PE).unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
-        query_HPD = _turned(qkv_3HPD[0], cos_PD, sin_PD)
-        key_HPD = _turned(qkv_3HPD[1], cos_PD, sin_PD)
+        query_HPD = turned(qkv_3HPD[0], cos_PD, sin_PD)
+        key_HPD = turned(qkv_3HPD[1], cos_PD, sin_PD)
         windows = zip(*(x.split(lengths, dim=1) for x in (query_HPD, key_HPD, qkv_3HPD[2])), strict=True)
         seen = [F.scaled_dot_product_attention(query, key, value) for query, key, value in windows]
         return self.proj(torch.cat(seen, dim=1).transpose(0, 1).flatten(1))
@@ -162,7 +162,8 @@ def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return angles_PD.cos(), angles_PD.sin()
 
 
-def _turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
+def turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
+    """By angles of each patch; the second half of a head belongs to the first."""
     wide_HPD = x_HPD.float()
     first, second = wide_HPD.chunk(2, dim=-1)
     return (wide_HPD * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(x_HPD.dtype)

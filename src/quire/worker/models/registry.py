@@ -28,6 +28,7 @@ _OTHER_FILES = {
     "mamba2_mixer",
     "encoder",
     "encoder_decoder",
+    "gemma4_tower",
     "multi_token",
     "registry",
     "sequence_classifier",
