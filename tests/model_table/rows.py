@@ -96,7 +96,7 @@ ROWS = {
     "xglm": "xglm",
 }
 # Transformers knows them by another name, or they are parts of one of the rows.
-OTHER_NAMES = {"gemma4": "as `gemma4_text`, without images", "kimi_k2": "as `deepseek_v3`"}
+OTHER_NAMES = {"kimi_k2": "as `deepseek_v3`"}
 TOWERS = (
     "idefics3",
     "internvl",

@@ -74,14 +74,20 @@ def test_weights_that_a_layer_which_shares_has_no_use_for_are_left_out(tmp_path,
         load_model(worker_config(path))
 
 
-def test_the_published_form_runs_as_text(tmp_path, prompt):
-    """Its encoders are not read: bounds of the one for sound are infinite."""
+def test_the_published_form_runs(tmp_path, prompt):
+    """What it hears with is not read; bounds of linear layers are infinite where they bound nothing."""
     text = make_config("gemma4", pad_token_id=0).to_dict()
     special = ("image", "video", "audio", "boi", "eoi", "boa")
     config = AutoConfig.for_model(
         "gemma4",
         text_config=text,
-        vision_config={**_ENCODER, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+        vision_config={
+            **_ENCODER,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "position_embedding_size": 16,
+            "use_clipped_linears": True,
+        },
         audio_config={**_ENCODER, "subsampling_conv_channels": [4, 4], "output_proj_dims": 16},
         eoa_token_index=307,
         **{f"{name}_token_id": 300 + number for number, name in enumerate(special)},
@@ -136,6 +142,24 @@ def test_what_is_not_built_is_refused(changes, words, tmp_path):
     with pytest.raises(ModelError) as caught:
         load_model(worker_config(path))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("vision", "words"),
+    [
+        ({"head_dim": 6}, "rope_type='axial', head_dim=6: .* a multiple of 4"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'"),
+        ({"hidden_activation": "sinus"}, "sinus"),
+        ({"num_attention_heads": "12"}, "cannot be built from these values"),
+        ({"num_hidden_layers": 1}, "the checkpoint lacks"),
+    ],
+)
+def test_a_tower_that_cannot_be(vision, words, tmp_path):
+    path = make_checkpoint(tmp_path, "gemma4")
+    whole = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"]}
+    changed_config(path, **whole, vision_config={"position_embedding_size": 8, **vision})
+    with pytest.raises(ModelError, match=words):
+        load_model(worker_config(path))
 
 
 SPELLINGS = {

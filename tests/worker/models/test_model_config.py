@@ -110,7 +110,7 @@ def assert_same(path):
     of_the_whole = set() if theirs is whole else {"vision_config", "tie_word_embeddings", "mm_tokens_per_image"}
     other_names = {name: other for other, name in getattr(model_class, "config_names", {}).items()}
     for name in sorted(recorder.read - ROPE - MADE - of_the_whole):
-        expected = getattr(theirs, name, getattr(theirs, other_names.get(name, name), MISSING))
+        expected = getattr(theirs, name, getattr(theirs, other_names.get(name, name), getattr(whole, name, MISSING)))
         assert getattr(own, name, MISSING) == expected, name
     if recorder.read & ROPE:
         assert torch.equal(angles(own), angles(theirs))

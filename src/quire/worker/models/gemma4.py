@@ -65,8 +65,9 @@ def _of_tower(name: str, weight: Any) -> tuple[str, Any]:
     layer, _, leaf = name.rpartition(".")
     if leaf not in BOUNDS:
         return name, weight
+    bound: Any = read(weight)
     most = torch.finfo(torch.bfloat16).max
-    return f"{layer}.bounds.{leaf}", read(weight).clamp(-most, most)
+    return f"{layer}.bounds.{leaf}", bound.clamp(-most, most)
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
@@ -80,6 +81,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         "audio_token_id": Nullable(258_881),
     }
     complete_config = staticmethod(complete_whole)
+    takes_images = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         super().__init__(config, max_model_len)
