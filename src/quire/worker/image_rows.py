@@ -8,7 +8,7 @@ shares its batch. Called by StepComputation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
-from quire.worker.attention import attention_layers
+from quire.worker.attention import Attention
 from quire.worker.encoded_media import EncodedMedia
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
@@ -66,14 +66,18 @@ class ImageRows(StepMember):
     """Of a model with an encoder of images, or one that takes vectors. Positions have three dimensions if it has grid
     positions.
 
-    `cache_bytes`: what was encoded is kept in so many bytes of memory.
+    `cache_bytes`: what was encoded is kept in so many bytes of memory. `layers` have their groups.
     """
 
-    def __init__(self, model: Any, device: torch.device, cache_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, cache_bytes: int = 256 << 20, layers: Iterable[Attention] = ()
+    ) -> None:
         self._model = model
         self._device = device
         self._by_row: dict[int, _Images] = {}
         self._encoded = EncodedMedia(cache_bytes)
+        # groups whose layers see nothing ahead, not even of an image that is whole
+        self._causal = frozenset(layer.group for layer in layers if not model.sees_ahead(layer))
 
     def admit(self, sequence: AdmittedSequence) -> None:
         self.release(sequence.row)
@@ -128,9 +132,8 @@ class ImageRows(StepMember):
                 ends_T[place : place + high - low] = image.end
         if ends_T is None:
             return batch
-        ahead = {layer.group for layer in attention_layers(self._model).values() if self._model.sees_ahead(layer)}
         groups = enumerate(batch.attention)
-        seen = tuple(replace(group, ends_T=ends_T) if number in ahead else group for number, group in groups)
+        seen = tuple(group if number in self._causal else replace(group, ends_T=ends_T) for number, group in groups)
         return replace(batch, attention=seen)
 
     def middle(self, row: int, first: int, end: int) -> int:

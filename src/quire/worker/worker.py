@@ -249,7 +249,7 @@ class Worker:
         drafting = Drafting(table, self._proposer)
         stages = self._ranks.stages
         if _takes_images(model) or config.enable_prompt_embeds:
-            self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
+            self._inputs = ImageRows(model, device, config.encoder_cache_bytes, layers.values())
         if has_sources(model):
             rows = table.num_rows
             self._inputs = SourceRows(model, list(layers.values()), rows, device, config.encoder_cache_bytes)

@@ -29,6 +29,7 @@ from quire.testing.image_checkpoints import (
     reference_inputs,
 )
 from quire.testing.model_harness import ModelHarness, worker_config
+from quire.worker.attention import attention_layers
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
@@ -115,7 +116,7 @@ class ImageHarness(ModelHarness):
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, **options)
-        self.images = ImageRows(model, torch.device("cpu"))
+        self.images = ImageRows(model, torch.device("cpu"), layers=attention_layers(model).values())
         self.forward = model.forward
 
     def admit(self, row: int, media: list[Media]) -> None:
