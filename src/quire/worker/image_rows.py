@@ -77,7 +77,8 @@ class ImageRows(StepMember):
         self._by_row: dict[int, _Images] = {}
         self._encoded = EncodedMedia(cache_bytes)
         # groups whose layers see nothing ahead, not even of an image that is whole
-        self._causal = frozenset(layer.group for layer in layers if not model.sees_ahead(layer))
+        sees_ahead = getattr(model, "sees_ahead", _everywhere)
+        self._causal = frozenset(layer.group for layer in layers if not sees_ahead(layer))
 
     def admit(self, sequence: AdmittedSequence) -> None:
         self.release(sequence.row)
@@ -172,6 +173,11 @@ class ImageRows(StepMember):
 
     def statistics(self) -> dict[str, float]:
         return self._encoded.statistics()
+
+
+def _everywhere(layer: Attention) -> bool:
+    """Of models that do not say."""
+    return True
 
 
 def _check(image: Media) -> None:

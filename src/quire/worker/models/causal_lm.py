@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.attention import Attention
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 
 
@@ -55,10 +54,6 @@ class CausalLM(nn.Module):
         )
         embedded: Tensor = embed(input_ids)
         return embedded
-
-    def sees_ahead(self, layer: Attention) -> bool:
-        """Whether tokens of an image that is whole see its later ones there."""
-        return True
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the rows of `hidden`, [N, vocab_size]."""

@@ -113,6 +113,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         return self.embed_vision(self.vision_tower(pixels, height, width))
 
     def sees_ahead(self, layer: Attention) -> bool:
+        """Whether tokens of an image that is whole see its later ones there."""
         return layer.sliding_window > 0
 
     def _text_ids(self, input_ids: Tensor) -> Tensor:
