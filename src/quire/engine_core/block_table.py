@@ -18,14 +18,18 @@ Blocks = npt.NDArray[np.int64]
 NO_BLOCK = -1
 
 
+# never written: a table that grows gets an array of its own
+_NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
+
+
 class BlockTable:
     """Entry i holds tokens [i * block_size, (i + 1) * block_size)."""
 
     __slots__ = ("_array", "_length")
 
     def __init__(self, blocks: Values[int] | Blocks = ()) -> None:
-        self._array: Blocks = np.array(blocks, dtype=np.int64)
-        self._length = len(self._array)
+        self._length = len(blocks)
+        self._array: Blocks = np.array(blocks, dtype=np.int64) if self._length else _NO_BLOCKS
 
     def __len__(self) -> int:
         return self._length

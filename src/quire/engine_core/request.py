@@ -239,7 +239,11 @@ class Request:
 
     @property
     def is_swapped(self) -> bool:
-        return any(sequence.host_tables for sequence in self.sequences.values())
+        # without a generator, which would be most of its price
+        for sequence in self.sequences.values():  # noqa: SIM110
+            if sequence.host_tables:
+                return True
+        return False
 
     @property
     def waits_for_input(self) -> bool:

@@ -191,7 +191,8 @@ class KVCacheManager:
         num_blocks = -(-num_tokens // self.block_size)
         if not self._make_available(num_blocks):
             return False
-        self._attach(sequence, nothing)
+        self._count_hit(sequence, nothing)
+        self._rows.set_named(sequence.row, 0)
         blocks = int_array(self.pool.allocate(num_blocks))
         sequence.block_tables[0] = BlockTable(blocks)
         self.moves.write(0, sequence.row, 0, blocks)
@@ -206,7 +207,7 @@ class KVCacheManager:
         For one an allocation may evict what another counts on, or take it from the session that both continue; with
         windows one lost block costs a whole prefix.
         """
-        waiting = [one for one in request.sequences.values() if not one.is_begun] if len(request.sequences) > 1 else []
+        waiting = [one for one in request.sequences.values() if not one.is_begun]
         self._found = {one.sequence_id: self.get_computed_blocks(one) for one in waiting}
         prefixes = [computed.held_blocks() for computed in self._found.values()]
         for prefix in prefixes:
@@ -287,8 +288,7 @@ class KVCacheManager:
                     shared.append((number, index))
         return shared
 
-    def _attach(self, sequence: Sequence, computed: ComputedBlocks) -> None:
-        """A prefix that is held already becomes the beginning of the sequence's block tables."""
+    def _count_hit(self, sequence: Sequence, computed: ComputedBlocks) -> None:
         if not sequence.request.was_started and looks_up(sequence):
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
@@ -296,6 +296,10 @@ class KVCacheManager:
                 self.kept.count_hit(computed)
             if self.checkpoints is not None:
                 self.checkpoints.count_hit(computed)
+
+    def _attach(self, sequence: Sequence, computed: ComputedBlocks) -> None:
+        """A prefix that is held already becomes the beginning of the sequence's block tables."""
+        self._count_hit(sequence, computed)
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
             self.moves.write(number, sequence.row, 0, blocks)

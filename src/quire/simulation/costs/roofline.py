@@ -110,6 +110,14 @@ class RooflineCosts:
         return self.device.flops * self.efficiency.compute
 
     @cached_property
+    def _attention_flops(self) -> float:
+        return self.device.flops * self.efficiency.attention_compute
+
+    @cached_property
+    def _flops_per_pair(self) -> float:
+        return 4.0 * self._query_width
+
+    @cached_property
     def _bytes_per_second(self) -> float:
         return self.device.bytes_per_second * self.efficiency.memory
 
@@ -146,9 +154,7 @@ class RooflineCosts:
         return seconds
 
     def _attention(self, work: StepWork) -> Amount:
-        arithmetic = (
-            4.0 * self._query_width * work.attention_pairs / (self.device.flops * self.efficiency.attention_compute)
-        )
+        arithmetic = self._flops_per_pair * work.attention_pairs / self._attention_flops
         reading = work.context_bytes / self._bytes_per_second
         longer: Amount = np.maximum(arithmetic, reading)
         return longer
