@@ -96,15 +96,65 @@ def test_who_waits_for_memory_does_not_stop_the_others_from_leaping(monkeypatch)
     assert len(made) < 300
 
 
-def test_a_leap_begins_with_prompts_and_goes_beyond_ends(monkeypatch):
+def kept_leaps(monkeypatch):
+    """A list that gets what each leap was foreseen to be."""
     leaps = []
     take = Replica._take_many
-    monkeypatch.setattr(Replica, "_take_many", lambda self, *made: (leaps.append(made), take(self, *made)))
+
+    def take_many(self, ahead, *made):
+        leaps.append(ahead)
+        return take(self, ahead, *made)
+
+    monkeypatch.setattr(Replica, "_take_many", take_many)
+    return leaps
+
+
+def test_a_leap_begins_with_prompts_and_goes_beyond_ends(monkeypatch):
+    leaps = kept_leaps(monkeypatch)
     deployment = deploy("llama-3-8b", device_sheet("h100"), {"enable_prefix_caching": False})
     answers = [5, 20, 20, 60, 100]
     outcome = simulate(deployment, [Arrival(0.0, 100, length) for length in answers])
     assert outcome.tally.num_completed == len(answers)
     # one with all prompts
     assert len(leaps) == 1
-    ends = [float(leaps[0][2][length]) for length in answers]
+    ends = [float(leaps[0].times[length]) for length in answers]
     assert sorted(outcome.tally.values("latency").tolist()) == ends
+
+
+def busy_arrivals(pick):
+    """Requests that come while others run, of which one is too long, and three have prompts of several steps."""
+    at = 0.0
+    for number in range(60):
+        at += pick.expovariate(12.0) if pick.random() < 0.9 else 0.0
+        prompt = 9000 if number == 50 else 3000 if number in {15, 16, 35} else pick.choice([1, 16, 90, 300, 1500])
+        yield Arrival(at, prompt, pick.choice([1, 2, 17, 60, 250]))
+
+
+@pytest.mark.parametrize("policy", ["fifo", "two_level", "srtf", "priority"])
+def test_who_comes_joins_a_leap(policy, monkeypatch):
+    leaps = kept_leaps(monkeypatch)
+    options = {"enable_prefix_caching": False, "scheduling_policy": policy, "max_num_seqs": 24}
+    deployment = deploy("llama-3-8b", device_sheet("h100"), options)
+
+    def outcome(may_leap):
+        records = []
+        found = simulate(deployment, busy_arrivals(random.Random(3)), on_record=records.append, may_leap=may_leap)
+        return [asdict(record) for record in records], found.summary
+
+    together = outcome(may_leap=True)
+    num_joined = sum(len(ahead.joins) for ahead in leaps)
+    assert together == outcome(may_leap=False)
+    assert together[1]["requests"]["failed"] == 1
+    assert num_joined > 20
+    assert len(leaps) < 30
+
+
+def test_nobody_joins_where_somebody_looks_for_what_is_cached(monkeypatch):
+    leaps = []
+    take = Replica._take_many
+    monkeypatch.setattr(
+        Replica, "_take_many", lambda self, ahead, *made: (leaps.append(ahead), take(self, ahead, *made))[1]
+    )
+    deployment = deploy("llama-3-8b", device_sheet("h100"), {"enable_prefix_caching": True})
+    simulate(deployment, [Arrival(0.1 * number, 100, 500) for number in range(5)])
+    assert not any(ahead.joins for ahead in leaps)

@@ -7,13 +7,14 @@ same outputs. Driven by a client in this process or by process.py over a socket.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.executor.executor import STEP_TIMES, Executor, PendingStep
 from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory
 from quire.engine_core.observation import Observation
+from quire.engine_core.scheduler.leap import Join, Room
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.step_observer import StepObserver, StepObservers, TimedSteps, WatchedDecisions
 from quire.engine_core.weights import Weights
@@ -177,12 +178,22 @@ class EngineCore:
             return None
         return self.scheduler.begin_leap(beyond_ends=beyond_ends)
 
+    def room_in_leap(self, rows: IntArray) -> Room | None:
+        """For those who come while these rows get their tokens: they may join. None: nobody may."""
+        return self.scheduler.room_in_leap(rows)
+
     def advance(
-        self, rows: IntArray, steps: IntArray, sample: Callable[[], IntArray]
+        self,
+        rows: IntArray,
+        steps: IntArray,
+        sample: Callable[[], IntArray],
+        joins: Sequence[Join] = (),
+        on_start: Callable[[SchedulerOutput], None] | None = None,
     ) -> tuple[IntArray, EngineOutputs]:
         """So many of these steps for each row; `sample`: asked for the tokens, of one row after the other, if something
-        depends on them. Blocks that are held in each step, and who ended, in order."""
-        held = self.scheduler.advance(rows, steps, sample)
+        depends on them. `joins`: requests that come meanwhile, and have found room, by step; `on_start` hears what
+        was decided of them. Blocks that are held in each step, and who ended, in order."""
+        held = self.scheduler.advance(rows, steps, sample, joins, on_start)
         outputs = EngineOutputs(step=0)
         self.scheduler.take_events(outputs)
         self._observers.settled()

@@ -309,6 +309,12 @@ class Rows:
         self.num_total[rows] = known
         self.num_computed[rows] = known - 1
 
+    def learn_unseen(self, row: int, num_steps: int) -> None:
+        """The same of one row, at whose tokens nobody will look."""
+        known = int(self.num_known[row]) + num_steps
+        self.num_known[row] = self.num_total[row] = known
+        self.num_computed[row] = known - 1
+
     def append(self, row: int, token_id: int) -> None:
         """The core's choice; what a step in flight answers about the row is about the time before it."""
         known = int(self.num_known[row])

@@ -24,6 +24,8 @@ from quire.simulation.replica import Replica, Tell
 
 # of the names of blocks: replicas and router must agree, and runs repeat
 _KEY = b"quire simulation"
+# requests that one alone expects before it is advanced
+_AT_ONCE = 64
 
 
 class Fleet:
@@ -80,6 +82,12 @@ class Fleet:
 
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives; nothing arrives before it any more."""
+        if self._is_alone:
+            # nobody chooses, and steps are made together across those who arrive
+            self.replicas[0].expect(request, at)
+            if self.replicas[0].num_expected >= _AT_ONCE:
+                self.advance(at)
+            return
         self.advance(at)
         self.place(request, self.choose(request).replica if len(self.replicas) > 1 else 0, at)
 

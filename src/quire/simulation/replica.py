@@ -7,12 +7,13 @@ two arrivals nobody disturbs it, so it is advanced only when somebody comes, or 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from quire.engine_core.executor.modelled import Floats, ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.executor.modelled import Floats, Join, ModelledExecutor, StepWork, VirtualClock
 from quire.messages import (
     AbortRequests,
     CacheChanged,
@@ -20,6 +21,7 @@ from quire.messages import (
     EngineRequest,
     IntArray,
     SchedulerOutput,
+    sequence_id_of,
     split_sequence_id,
 )
 from quire.simulation.deployment import Deployment
@@ -43,8 +45,10 @@ class _Foreseen:
     steps: IntArray
     sequence_ids: list[int]
     times: Floats
-    # what the first one computes
-    num_first_tokens: int
+    # what they compute beside a token of each row
+    num_more_tokens: int
+    # by step, those who come meanwhile
+    joins: list[Join]
 
 
 # (when, requests whose prompts are computed, requests that ended, changes of the cache): what a router hears
@@ -74,6 +78,8 @@ class Replica:
         self.core = deployment.core(self.clock)
         self.work = EngineWork()
         self._on_end = on_end
+        # those who will arrive: nothing is known of who comes after them
+        self._expected: deque[tuple[float, EngineRequest]] = deque()
         self._open: dict[int, Record] = {}
         # those that have a token
         self._begun: dict[int, _Begun] = {}
@@ -98,21 +104,42 @@ class Replica:
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives now; `advance` has come to this time."""
         self.clock.wait_until(at)
+        self._note(request, at)
+        self.core.add(request)
+        self._forget()
+
+    def expect(self, request: EngineRequest, at: float) -> None:
+        """It will arrive then, and nobody between the last one that is expected and it."""
+        self._expected.append((at, request))
+        self._forget()
+
+    def _note(self, request: EngineRequest, at: float) -> None:
         n = request.sampling.n
         self._open[request.request_id] = Record(
             request.request_id, self.number, at, len(request.prompt_token_ids), num_open=n, num_sequences=n
         )
-        self.core.add(request)
-        self._forget()
+
+    @property
+    def num_expected(self) -> int:
+        """Who have not arrived yet."""
+        return len(self._expected)
 
     def abort(self, request_id: int) -> None:
         self.core.abort(AbortRequests(request_ids=[request_id]))
         self._forget()
 
     def advance(self, until: float = math.inf) -> None:
-        """Makes the steps that begin before that time."""
-        while self.core.has_work and self.clock.now() < until:
-            self.make_next(until)
+        """Makes the steps that begin before that time; those arrive that are expected before it."""
+        expected = self._expected
+        while True:
+            next_at = min(expected[0][0], until) if expected else until
+            if self.core.has_work and self.clock.now() < next_at:
+                self.make_next(until)
+            elif expected and next_at < until:
+                at, request = expected.popleft()
+                self.add(request, at)
+            else:
+                return
 
     def next_moment(self) -> float:
         """Whoever looks at it before this time, and is told of ends, finds it as it is now, but for tokens that come
@@ -135,13 +162,22 @@ class Replica:
         num_steps = 1 + int(ahead.times[1:-1].searchsorted(until))
         times = ahead.times[: num_steps + 1]
         steps = np.minimum(ahead.steps, num_steps)
-        held, outputs = self.core.advance(rows, steps, self._executor.advance(rows, steps, times))
-        num_rows = len(rows) - np.bincount(steps, minlength=num_steps)[:num_steps].cumsum()
-        self._take_many(ahead.sequence_ids, steps, times, num_rows)
+        joins = ahead.joins
+        for join in joins:
+            self._expected.popleft()
+            self._note(join.request, join.at)
+        steps_of_joins = iter(joins)
+
+        def on_start(decision: SchedulerOutput) -> None:
+            own = [next(steps_of_joins).num_steps for _ in decision.rows]
+            self._executor.start(decision, np.array(own))
+
+        sample = self._executor.advance(rows, steps, times)
+        held, outputs = self.core.advance(rows, steps, sample, joins, on_start)
+        num_rows = self._take_many(ahead, steps, times)
         self._count_many(num_rows, times, held)
-        # of the first step each row's token is counted
-        self.work.num_tokens += ahead.num_first_tokens - len(rows)
-        self._take_events(outputs, is_late=True)
+        self.work.num_tokens += ahead.num_more_tokens
+        self._take_events(outputs, float(times[1]))
 
     def _forget(self) -> None:
         """What was foreseen has come, or will not."""
@@ -157,8 +193,7 @@ class Replica:
                 sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
                 if self._tell is not None and not self._begun.keys() >= set(sequence_ids):
                     steps = np.minimum(steps, 1)  # a first token is told of when it comes
-                times = self._executor.foresee(rows, steps, until)
-                self._foreseen = _Foreseen(rows, steps, sequence_ids, times, len(rows))
+                self._foreseen = self._foreseen_from(rows, steps, sequence_ids, until)
         return self._foreseen
 
     def _decide(self, until: float) -> _Foreseen | None:
@@ -170,9 +205,19 @@ class Replica:
         if self._tell is not None:
             steps = np.minimum(steps, 1)
         work = self._executor.begin_leap(decision)
-        times = self._executor.foresee(decision.rows, steps, until, work)
         sequence_ids = self.core.scheduler.rows.sequence_id[decision.rows].tolist()
-        return _Foreseen(decision.rows, steps, sequence_ids, times, work.num_tokens)
+        return self._foreseen_from(decision.rows, steps, sequence_ids, until, work)
+
+    def _foreseen_from(
+        self, rows: IntArray, steps: IntArray, sequence_ids: list[int], until: float, work: StepWork | None = None
+    ) -> _Foreseen:
+        arrivals = [arrival for arrival in self._expected if arrival[0] < until]
+        room = self.core.room_in_leap(rows) if arrivals else None
+        times, joins = self._executor.foresee(rows, steps, until, work, arrivals, room)
+        # of each step each row's token is counted
+        num_more = (work.num_tokens - len(rows) if work is not None else 0) - len(joins)
+        num_more += sum(len(join.request.prompt_token_ids) for join in joins)
+        return _Foreseen(rows, steps, sequence_ids, times, num_more, joins)
 
     def statistics(self) -> dict[str, float]:
         return self.core.statistics()
@@ -187,8 +232,9 @@ class Replica:
         self.work.gaps.add(gaps)
         self._take_events(outputs)
 
-    def _take_events(self, outputs: EngineOutputs, *, is_late: bool = False) -> None:
-        """`is_late`: many steps were made, and who has ended did so with its last token."""
+    def _take_events(self, outputs: EngineOutputs, first: float | None = None) -> None:
+        """`first`: many steps were made, of which the first was done then: who has ended did so with its last token, or
+        in that step if it had none."""
         now = self.clock.now()
         for start in outputs.starts:
             request_id, index = split_sequence_id(start.sequence_id)
@@ -196,21 +242,32 @@ class Replica:
                 self._open[request_id].num_cached_tokens = start.num_cached_tokens
         for end in outputs.ends:
             begun = self._begun.pop(end.sequence_id, None)
-            at = begun.last_token_at if is_late and begun is not None else now
+            at = now if first is None else first if begun is None else begun.last_token_at
             self._end(end.sequence_id, end.error, at)
         if self._tell is not None and (outputs.starts or outputs.ends or self._first_tokens):
             self._tell(now, self._first_tokens, self._ended, list(self._changes))
             self._first_tokens, self._ended = [], []
             self._changes.clear()
 
-    def _take_many(self, sequence_ids: list[int], steps: IntArray, times: Floats, num_rows: IntArray) -> None:
-        """Each of these got a token in so many steps. `num_rows`: of each step."""
+    def _take_many(self, ahead: _Foreseen, steps: IntArray, times: Floats) -> IntArray:
+        """Each of its rows got a token in so many steps, and each that joined. Of each step, how many rows it had."""
         gaps: list[float] = []
         first = float(times[1])
-        for sequence_id, count, last in zip(sequence_ids, steps.tolist(), times[steps].tolist(), strict=True):
+        for sequence_id, count, last in zip(ahead.sequence_ids, steps.tolist(), times[steps].tolist(), strict=True):
             self._add_tokens(sequence_id, count, first, last, gaps)
+        num_steps = len(times) - 1
+        num_gone = np.bincount(steps, minlength=num_steps + 1)
+        num_come = np.zeros(num_steps + 1, dtype=np.int64)
+        for join in ahead.joins:
+            last_step = join.step + join.num_steps
+            sequence_id = sequence_id_of(join.request.request_id, 0)
+            self._add_tokens(sequence_id, join.num_steps, float(times[join.step + 1]), float(times[last_step]), gaps)
+            num_come[join.step] += 1
+            num_gone[last_step] += 1
+        num_rows: IntArray = len(steps) + (num_come - num_gone)[:-1].cumsum()
         self.work.gaps.add(gaps)
-        self.work.gaps.add_many(times[2:] - times[1:-1], num_rows[1:])
+        self.work.gaps.add_many(times[2:] - times[1:-1], (num_rows - num_come[:-1])[1:])
+        return num_rows
 
     def _add_tokens(self, sequence_id: int, count: int, first: float, last: float, gaps: list[float]) -> None:
         """So many for this sequence, from the first one to the last. `gaps`: how long it has waited for the first, if

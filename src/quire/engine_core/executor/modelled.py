@@ -8,8 +8,10 @@ right as often as is said. Contents of blocks are not kept; the checking executo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +22,7 @@ from quire.errors import UserError
 from quire.messages import (
     NUM_DRAFTS,
     Candidates,
+    EngineRequest,
     IntArray,
     LayerSpec,
     SchedulerOutput,
@@ -72,6 +75,25 @@ class StepWork:
     # passes of a proposer, and the drafts that come of them
     num_draft_passes: int = 0
     num_drafts: int = 0
+
+
+class RoomInLeap(Protocol):
+    """What the core says of those who come while steps are made together."""
+
+    num_steps: int
+
+    def take(self, requests: Sequence[EngineRequest], num_running: int) -> list[int]:
+        """How many tokens each of these gets, who come together; nothing: one of them must wait for a decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Who came at that time, and gets a token in so many of these steps from this one on."""
+
+    step: int
+    request: EngineRequest
+    at: float
+    num_steps: int
 
 
 class CostModel(Protocol):
@@ -167,42 +189,103 @@ class ModelledExecutor:
         rows.apply(decision)
         return self._work_of(decision, *rows.compute(decision.rows, decision.num_tokens))
 
-    def foresee(self, rows: IntArray, steps: IntArray, until: float, first_work: StepWork | None = None) -> Floats:
+    def foresee(
+        self,
+        rows: IntArray,
+        steps: IntArray,
+        until: float,
+        first_work: StepWork | None = None,
+        arrivals: Sequence[tuple[float, EngineRequest]] = (),
+        room: RoomInLeap | None = None,
+    ) -> tuple[Floats, list[Join]]:
         """When the first of these steps begins and when each is done, if each row gets a token in so many of them, from
         the first on; none behind the first end that comes after that time. `first_work`: of the first step, if it
-        computes more than a token a row. Nothing is in flight, and layers see all tokens."""
-        order = steps.argsort()
-        lasts = steps[order]
-        # of those that are still there, however many have left
-        context = self._rows.num_total[rows][order][::-1].cumsum()[::-1]
-        times = np.empty(int(lasts[-1]) + 1)
-        times[0] = max(self._free_at, self.clock.now())
-        later = np.arange(float(len(times) - 1))
-        first = 0
-        for gone in (0, *((lasts[1:] != lasts[:-1]).nonzero()[0] + 1).tolist()):
-            num_rows = len(rows) - gone
-            last = int(lasts[gone])
-            read = context[gone] + later[first:last] * num_rows
-            num_bytes, pairs = self._attention.of_context(read, read)
-            work = StepWork(
-                num_rows=num_rows,
-                num_tokens=num_rows,
-                num_sampled=num_rows,
-                context_tokens=read,
-                context_bytes=num_bytes,
-                attention_pairs=pairs,
-            )
-            times[first + 1 : last + 1] = self.costs.seconds(work)
-            if first_work is not None:
-                times[1] = self.costs.seconds(first_work)
-                first_work = None
-            # one after the other, as a clock would add them
-            piece = times[first : last + 1]
-            np.add.accumulate(piece, out=piece)
-            first = last
-            if times[first] >= until:
+        computes more than a token a row. Nothing is in flight, and layers see all tokens.
+
+        Those of the `arrivals` that have room join, each in the step that begins at its time or next. The steps end
+        before the first that has none."""
+        # (step behind the last one of a row, what the row would read in the first one)
+        ends = sorted(zip(steps.tolist(), self._rows.num_total[rows].tolist(), strict=True))
+        context = sum(read for _, read in ends)
+        num_steps = ends[-1][0] if room is None else room.num_steps
+        times = np.empty(num_steps + 1)
+        times[0] = now = max(self._free_at, self.clock.now())
+        joined: list[tuple[int, int]] = []
+        step = 0
+        while step < num_steps:
+            work = None if step else first_work
+            next_at = arrivals[len(joined)][0] if len(joined) < len(arrivals) else math.inf
+            if next_at <= now:
+                joining = [request for at, request in arrivals[len(joined) :] if at <= now]
+                most = room.take(joining, len(ends)) if room is not None else []
+                if not most:
+                    break
+                work = self._work_of_joined(len(ends), context + step * len(ends), joining)
+                for request, num_tokens in zip(joining, most, strict=True):
+                    joined.append((step, num_tokens))
+                    num_read = len(request.prompt_token_ids) - step
+                    heappush(ends, (min(step + num_tokens, num_steps), num_read))
+                    context += num_read
+                next_at = arrivals[len(joined)][0] if len(joined) < len(arrivals) else math.inf
+            if not ends:
                 break
-        return times[: first + 1]
+            first = step
+            if work is not None:
+                step += 1
+                now = float(now + self.costs.seconds(work))
+                times[step] = now
+            else:
+                step = min(ends[0][0], num_steps)
+                piece = times[first : step + 1]
+                piece[1:] = self.costs.seconds(self._work_of_context(len(ends), context, first, step))
+                # one after the other, as a clock would add them
+                np.add.accumulate(piece, out=piece)
+                now = float(times[step])
+                if arrivals and now >= min(until, next_at):
+                    step = first + 1 + int(piece[1:].searchsorted(min(until, next_at)))
+                    now = float(times[step])
+            while ends and ends[0][0] == step:
+                context -= heappop(ends)[1]
+            if now >= until:
+                break
+        joins = [
+            Join(first, request, at, min(num_tokens, step - first))
+            for (at, request), (first, num_tokens) in zip(arrivals, joined, strict=False)
+        ]
+        return times[: step + 1], joins
+
+    def _work_of_context(self, num_rows: int, context: int, first: int, last: int) -> StepWork:
+        """Of these steps, counted from where so much context was read: each row reads a token more in each."""
+        read = context + np.arange(float(first), float(last)) * num_rows
+        num_bytes, pairs = self._attention.of_context(read, read)
+        return StepWork(
+            num_rows=num_rows,
+            num_tokens=num_rows,
+            num_sampled=num_rows,
+            context_tokens=read,
+            context_bytes=num_bytes,
+            attention_pairs=pairs,
+        )
+
+    def _work_of_joined(self, num_rows: int, context: int, joining: list[EngineRequest]) -> StepWork:
+        """Of a step in which so many rows get a token, and these are computed from their beginning."""
+        prompts = [len(request.prompt_token_ids) for request in joining]
+        read = float(context + sum(prompts))
+        seen = float(context + sum(length * (length + 1) for length in prompts) // 2)
+        num_bytes, pairs = self._attention.of_context(read, seen)
+        return StepWork(
+            num_rows=num_rows + len(prompts),
+            num_tokens=num_rows + sum(prompts),
+            num_sampled=num_rows + len(prompts),
+            context_tokens=read,
+            context_bytes=num_bytes,
+            attention_pairs=pairs,
+        )
+
+    def start(self, decision: SchedulerOutput, steps: IntArray) -> None:
+        """Those of this decision join, and make so many of the steps that are made."""
+        self._rows.apply(decision)
+        self._rows.sample_many(decision.rows, steps)
 
     def advance(self, rows: IntArray, steps: IntArray, times: Floats) -> Callable[[], IntArray]:
         """Makes steps that were foreseen, from the first on. Says, when asked, what they sample, of one row after the
@@ -364,12 +447,15 @@ class _Attention:
             pairs += seen * kind.num_layers
         return tokens, num_bytes, pairs
 
-    def of_context(self, read: Floats, seen: Floats) -> tuple[Floats, Floats]:
+    def of_context(self, read: Amount, seen: Amount) -> tuple[Amount, Amount]:
         """(bytes, pairs) of so many tokens of context and pairs a layer, where all tokens are seen."""
-        # with one kind, as nearly all models have, there is nothing to add up
-        num_bytes, *bytes_of_others = [read * kind.bytes_per_token for kind in self.kinds]
-        pairs, *pairs_of_others = [seen * kind.num_layers for kind in self.kinds]
-        return sum(bytes_of_others, num_bytes), sum(pairs_of_others, pairs)
+        first, *others = self.kinds
+        num_bytes = read * first.bytes_per_token
+        pairs = seen * first.num_layers
+        for kind in others:
+            num_bytes = num_bytes + read * kind.bytes_per_token
+            pairs = pairs + seen * kind.num_layers
+        return num_bytes, pairs
 
 
 def _within_window(kind: _Kind, starts: IntArray, ends: IntArray) -> tuple[float, float]:

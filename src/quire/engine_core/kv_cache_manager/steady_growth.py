@@ -27,6 +27,7 @@ class SteadyGrowth:
         self._manager = manager
         self._pool = manager.pool
         self._rows = rows
+        self.block_size = manager.block_size
         self.is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
 
     def allocate(self, rows: IntArray, sequences: list[Sequence]) -> bool:
@@ -91,6 +92,20 @@ class SteadyGrowth:
             num_steps //= 2
         return np.minimum(steps, num_steps) if num_steps else NO_INTS
 
+    def grow(self, row: int, sequence: Sequence, num_steps: int) -> range:
+        """The same for one whose blocks get no names, at once: in which of its steps, from the first on, it takes a
+        block each."""
+        size = self.block_size
+        reached = int(self._rows.num_computed[row])
+        until = int(self._rows.writable_until[row])
+        num_new = max(0, -(-(reached - until) // size))
+        if num_new:
+            sequence.block_tables[0].extend(self._pool.allocate(num_new))
+            self._rows.may_write(row, until + num_new * size)
+        self._rows.set_named(row, reached // size)
+        first = until - (reached - num_steps)
+        return range(first, first + num_new * size, size)
+
     def growth(self, rows: IntArray, sequences: list[Sequence], steps: IntArray) -> Growth:
         """Of so many steps of each; the rows have their tokens and numbers by now."""
         return Growth(self._manager, self._rows, rows, sequences, steps)
@@ -125,14 +140,15 @@ class Growth:
         within = np.arange(len(self._which)) - (ends - num_new).repeat(num_new)
         # counted from the first of these steps
         taken_in = (until - start)[self._which] + within * size
-        # in each step, if nobody ended
-        self.held = manager.pool.num_held + np.bincount(taken_in, minlength=int(steps.max())).cumsum()
+        # blocks, in each step
+        self.taken = np.bincount(taken_in)
         self._events: list[tuple[int, int, int]] = []
         self._num_made = 0
         # nobody looks for what has no name: all blocks at once
-        self._ends = ends.tolist() if all(sequence.is_unnamed for sequence in sequences) else []
+        self.are_named = not all(sequence.is_unnamed for sequence in sequences)
+        self._ends = [] if self.are_named else ends.tolist()
         named = numbers.num_named[rows]
-        if not self._ends:
+        if self.are_named:
             self._named = named.tolist()
             self._events = self._ordered(start, reached, taken_in)
         numbers.may_write(rows, until + num_new * size)
@@ -150,7 +166,7 @@ class Growth:
 
     def make(self, num_steps: int) -> None:
         """Those of the first so many steps that are not made yet, and maybe of later ones."""
-        if self._ends:
+        if not self.are_named:
             self._take_all()
             return
         # one after the other: what an allocation gives up may be what a name was about to be given to
@@ -169,7 +185,7 @@ class Growth:
 
     def _take_all(self) -> None:
         ends, self._ends = self._ends, []
-        if not ends[-1]:
+        if not ends or not ends[-1]:
             return
         blocks = np.array(self._manager.pool.allocate(ends[-1]))
         start = 0

@@ -16,6 +16,8 @@ from quire.engine_core.scheduler.prerequisites import Prerequisites
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
 from quire.pooling_params import CLS, MEAN, POOLINGS
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
 
 class Admission:
     """Reads the manager; changes nothing."""
@@ -51,7 +53,7 @@ class Admission:
         except OverflowError:
             ids = int_array([max(-1, min(token, self._vocab_size)) for token in token_ids])
         # one look: without a sign, what is negative is greater than all
-        if ids.view(f"u{ids.itemsize}").max() < self._vocab_size:
+        if np.maximum.reduce(ids.view(_UNSIGNED[ids.itemsize])) < self._vocab_size:
             return None
         wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
         token = token_ids[int(wrong[0])]
@@ -69,6 +71,23 @@ class Admission:
             return "the prompt is empty: at least one token is needed."
         reasons = (limit.reason_to_refuse(request) for limit in self._limits)
         return next((reason for reason in reasons if reason is not None), None)
+
+    def plain_length(self, message: EngineRequest) -> int:
+        """The greatest length of one that is nothing but a prompt and a sequence that ends by its length, and can run;
+        0: it is anything else."""
+        sampling = message.sampling
+        is_special = (
+            sampling.n != 1 or sampling.max_tokens is None or sampling.stop_token_ids
+            or sampling.prompt_logprobs is not None or (message.eos_token_ids and not sampling.ignore_eos)
+            or not message.is_final or message.tenant is not None or message.media or message.adapter
+            or message.pooling or message.decoding is not None or message.keep is not None
+            or message.continues is not None or message.transfer is not None or message.permitted is not None
+            or further_ids(message) or self.sees_all
+        )  # fmt: skip
+        num_prompt = len(message.prompt_token_ids)
+        if is_special or not 0 < num_prompt < self._max_model_len or self.bad_ids(message.prompt_token_ids) is not None:
+            return 0
+        return min(self._max_model_len, num_prompt + (sampling.max_tokens or 0))
 
     def reason_of_memory(self, request: Request) -> str | None:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""

@@ -141,10 +141,17 @@ class AdmissionControl:
         """So many are enough for whoever waits, as far as a few look: none need be given up for them."""
         if self._queues.num_preempted or self._open_inputs or len(self._queues) > _LOOKED_AT:
             return False
+        if not len(self._queues):
+            return num_blocks >= 0
         needed = sum(
             self._estimates.most_blocks(one.longest + 1, one, self._step_tokens) for one in self._queues.in_line()
         )
         return needed <= num_blocks
+
+    @property
+    def is_anybody_protected(self) -> bool:
+        """Somebody has come back not long ago, and others leave it blocks."""
+        return bool(self._recovery.protected)
 
     def make_room_for_stuck(self) -> bool:
         """Nothing was granted. Returns whether somebody who waits has more room now, so that it may decide anew."""

@@ -5,33 +5,87 @@ start, give way or fork; who has all of its tokens ends on the way. `behind` say
 has just decided, with prompts in it, and those after it. `advance` makes them, and leaves everything as that many steps
 would have left it, the order in which cached blocks are given up included. What is special in any way goes step by
 step. Called by the scheduler.
+
+Where nobody looks for blocks by their names, those may join who come meanwhile, and are certain to start with all of
+their prompt in the next step (`Room`). The scheduler itself starts them, in the step that is theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
-from operator import itemgetter
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.steady_growth import Growth
+from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.running import StepsInFlight
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.messages import NO_INTS, IntArray
+from quire.messages import NO_INTS, EngineRequest, IntArray
 from quire.observability.recorder import Recorder
 
 Flags = npt.NDArray[np.bool_]
 
 # So far one looks ahead: more would be priced in vain, because somebody comes.
 _FARTHEST = 512
+# of those who start in one step
+_MOST_JOINING = 4
+
+
+class Join(Protocol):
+    """Who starts in a later step of a leap, and gets a token in it and in those after it, so many in all."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def request(self) -> EngineRequest: ...
+    @property
+    def num_steps(self) -> int: ...
+
+
+# The scheduler decides the step of that number, of this leap, in which these requests start: their sequences.
+Start = Callable[[int, list[EngineRequest]], list[TokenSequence]]
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left for those who come during a leap, whoever ends meanwhile."""
+
+    admission: Admission
+    block_size: int
+    num_tokens: int
+    num_rows: int
+    num_blocks: int
+    # of the leap
+    num_steps: int = _FARTHEST
+
+    def take(self, requests: Sequence[EngineRequest], num_running: int) -> list[int]:
+        """How many tokens each may get of these, who come together when so many run. Nothing, if it is not certain
+        that all of them start with all of their prompts."""
+        most = []
+        num_tokens = num_running
+        for request in requests:
+            length = self.admission.plain_length(request)
+            num_prompt = len(request.prompt_token_ids)
+            num_tokens += num_prompt
+            self.num_rows -= 1
+            self.num_blocks -= -(-min(length, num_prompt + self.num_steps) // self.block_size) + 1
+            if not length:
+                return []
+            most.append(length - num_prompt)
+        is_certain = min(self.num_rows, self.num_blocks, self.num_tokens - num_tokens) >= 0
+        return most if is_certain and len(requests) <= _MOST_JOINING else []
 
 
 class Leap:
@@ -47,8 +101,10 @@ class Leap:
         in_flight: StepsInFlight,
         constraints: tuple[Constraint, ...],
         transfers: Transfers,
+        admission: Admission,
         max_num_batched_tokens: int,
     ) -> None:
+        self._admission = admission
         self._steady = manager.steady
         self._pool = manager.pool
         self._rows = rows
@@ -107,35 +163,91 @@ class Leap:
         steps = np.minimum(steps, most if beyond_ends else min(most, fewest))
         return self._steady.steps_with_blocks(rows, self._running.sequences_at(rows), steps)
 
-    def advance(self, rows: IntArray, steps: IntArray, sample: Callable[[], IntArray]) -> IntArray:
-        """`sample`: what the steps sample, of one row after the other; not asked if nothing depends on it. Blocks that
-        are held in each step."""
+    def room(self, rows: IntArray) -> Room | None:
+        """For those who come while these rows, which `horizon` or `behind` has named, get their tokens."""
+        is_plain = (
+            self._steady.is_simple and not self._pool.keeps_contents and not len(self._queues)
+            and not self._lifecycle.open_inputs and not self._admission_control.is_anybody_protected
+            and type(self._transfers) is Transfers
+        )  # fmt: skip
+        if not is_plain:
+            return None
+        size = self._steady.block_size
+        return Room(
+            self._admission,
+            size,
+            self._max_num_batched_tokens,
+            self._rows.num_free - self._running.num_reserved_rows,
+            # those that are decided count on a block for each row
+            self._pool.num_free - len(rows) * (_FARTHEST // size + 1) - self._rows.num_rows,
+        )
+
+    def advance(
+        self,
+        rows: IntArray,
+        steps: IntArray,
+        sample: Callable[[], IntArray],
+        joins: Sequence[Join] = (),
+        start: Start | None = None,
+    ) -> IntArray:
+        """`sample`: what the steps sample, of one row after the other; not asked if nothing depends on it. `joins`: by
+        step. Blocks that are held in each step."""
         sequences = self._running.sequences_at(rows)
+        num_steps = max(int(steps.max()), *(join.step + join.num_steps for join in joins), 0)
+        num_held = self._pool.num_held
+        # more than before, by step
+        taken = np.zeros(num_steps + 1, dtype=np.int64)
         are_named = not all(sequence.is_unnamed for sequence in sequences)
         self._rows.learn_many(rows, steps, sample() if are_named else None)
         growth = self._steady.growth(rows, sequences, steps)
-        held = growth.held
+        taken[: len(growth.taken)] += growth.taken
         left = self._rows.max_total[rows] - self._rows.num_known[rows]
-        # those of one step in the order of their rows, as results do it
-        ends = sorted((int(steps[i]), int(rows[i]), sequences[i]) for i in (left <= 0).nonzero()[0].tolist())
-        for num_steps, of_step in groupby(ends, key=itemgetter(0)):
-            self._made(growth, num_steps)
-            num_held = self._pool.num_held
-            for _, _, sequence in of_step:
+        # (step, row, whose): those of one step come in the order of their rows, as results do it
+        ends = [(int(steps[i]), int(rows[i]), sequences[i]) for i in (left <= 0).nonzero()[0].tolist()]
+        heapify(ends)
+        joining = deque(joins)
+        num_made = 0
+        while ends or joining:
+            num_made = min(ends[0][0] if ends else num_steps, joining[0].step if joining else num_steps)
+            self._made(growth, num_made)
+            held_before = self._pool.num_held
+            while ends and ends[0][0] == num_made:
+                sequence = heappop(ends)[2]
                 with self._lifecycle.blaming(sequence.request, "it could not be ended"):
                     self._lifecycle.end_output(sequence, "length")
             self._lifecycle.end_blamed()
-            held[num_steps:] -= num_held - self._pool.num_held
-        if not ends or ends[-1][0] < len(held):
-            self._made(growth, len(held))
+            if joining and joining[0].step == num_made:
+                of_step = [joining.popleft() for _ in range(sum(join.step == num_made for join in joining))]
+                assert start is not None
+                started = start(num_made, [join.request for join in of_step])
+                taken[num_made] += self._pool.num_held - held_before
+                for sequence, join in zip(started, of_step, strict=True):
+                    if self._join(sequence, join, taken):
+                        heappush(ends, (num_made + join.num_steps, sequence.row, sequence))
+            else:
+                taken[num_made] += self._pool.num_held - held_before
+        if num_made < num_steps:
+            self._made(growth, num_steps)
+        held: IntArray = num_held + taken[:num_steps].cumsum()
         return held
+
+    def _join(self, sequence: TokenSequence, join: Join, taken: IntArray) -> bool:
+        """It has started: its numbers and blocks become those behind its steps. `taken`: blocks by step. Whether it
+        ends with the last of them."""
+        numbers = self._rows
+        row = sequence.row
+        numbers.learn_unseen(row, join.num_steps)
+        steps = self._steady.grow(row, sequence, join.num_steps)
+        taken[join.step + steps.start : join.step + steps.stop : steps.step] += 1
+        return bool(numbers.num_known[row] >= numbers.max_total[row])
 
     def _made(self, growth: Growth, num_steps: int) -> None:
         """So many steps are made, but for who ends in the last."""
         growth.make(num_steps)
         self._in_flight.settled_at = self._rows.num_changes
-        self._cache.step_decided()
-        self._cache.step_settled()
+        if growth.are_named:
+            self._cache.step_decided()
+            self._cache.step_settled()
 
     def _has_news(self) -> bool:
         """Somebody must hear of something with the next step, or has forked in the last."""

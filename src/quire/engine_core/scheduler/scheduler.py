@@ -33,7 +33,7 @@ from quire.engine_core.scheduler.constraints import (
     Uncut,
 )
 from quire.engine_core.scheduler.first_tokens import FirstTokens
-from quire.engine_core.scheduler.leap import Leap
+from quire.engine_core.scheduler.leap import Join, Leap, Room
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.prerequisites import Prerequisite, Prerequisites
@@ -44,7 +44,15 @@ from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.kv_connectors.connector import NoSchedulerHalf
-from quire.messages import EngineOutputs, EngineRequest, IntArray, PermitTokens, SchedulerOutput, StepOutput
+from quire.messages import (
+    EngineOutputs,
+    EngineRequest,
+    IntArray,
+    PermitTokens,
+    SchedulerOutput,
+    StepOutput,
+    int_array,
+)
 
 logger = logging.getLogger("quire.scheduler")
 
@@ -125,6 +133,7 @@ class Scheduler:
             self._in_flight,
             self._constraints,
             self._transfers,
+            self._admission,
             self.max_num_batched_tokens,
         )
         self._gave_way = False
@@ -237,6 +246,10 @@ class Scheduler:
                 self._take_for_running(self.running.rows_in_order())
             self._rows_decided = decided
             return None
+        return self._decided_in_leap(rows), steps
+
+    def _decided_in_leap(self, rows: IntArray) -> SchedulerOutput:
+        """What the workers hear of the step that was just decided, and of these rows; its results are there."""
         num_tokens = self._granted[rows]
         changes = self.lifecycle.take_changes()
         decision = SchedulerOutput(
@@ -249,12 +262,41 @@ class Scheduler:
         self.manager.take_moves_into(decision)
         self.manager.step_settled()
         self._first_tokens.all_come()
-        return decision, steps
+        return decision
 
-    def advance(self, rows: IntArray, steps: IntArray, sample: Callable[[], IntArray]) -> IntArray:
-        """So many of these steps. Blocks that are held in each of them; events tell who ended, in order."""
-        held = self._leap.advance(rows, steps, sample)
-        self._num_steps += len(held)
+    def room_in_leap(self, rows: IntArray) -> Room | None:
+        """For those who come while these rows get their tokens, from the next step or the decided one on; None: who
+        comes ends that."""
+        return None if self.budget.seconds else self._leap.room(rows)
+
+    def advance(
+        self,
+        rows: IntArray,
+        steps: IntArray,
+        sample: Callable[[], IntArray],
+        joins: Sequence[Join] = (),
+        on_start: Callable[[SchedulerOutput], None] | None = None,
+    ) -> IntArray:
+        """So many of these steps. Blocks that are held in each of them; events tell who ended, in order. `on_start`:
+        hears what was decided of those who join."""
+
+        def start(number: int, requests: list[EngineRequest]) -> list[TokenSequence]:
+            for request in requests:
+                self.lifecycle.add(request)
+            self._num_steps = first + number
+            self._decide(may_leap=True)
+            started = [self.lifecycle.requests[request.request_id].sequences[0] for request in requests]
+            decision = self._decided_in_leap(int_array([sequence.row for sequence in started]))
+            assert self._are_plain, "those who run were certain to get their tokens"
+            prompts = [sequence.num_total_tokens for sequence in started]
+            assert prompts == decision.num_tokens.tolist(), "who joins was certain to start with its whole prompt"
+            assert on_start is not None
+            on_start(decision)
+            return started
+
+        first = self._num_steps
+        held = self._leap.advance(rows, steps, sample, joins, start)
+        self._num_steps = first + len(held)
         return held
 
     @property
@@ -562,13 +604,16 @@ class Scheduler:
 
     def _start(self, request: Request, budget: int) -> int:
         """Grants what the budget has for it; returns what is left."""
-        how = "swap" if request.is_swapped else "again" if request.was_started else "new"
-        if request.is_swapped:
+        how = "new" if not request.was_started else "swap" if request.is_swapped else "again"
+        if how == "swap":
             self.recovery.bring_back(request)
         self.recorder.started(request.request_id, how, len(request.sequences))
         if request.was_started:
             self.recovery.protect(request)
-        with self.manager.holding_prefixes(request):
+        if len(request.sequences) > 1:
+            with self.manager.holding_prefixes(request):
+                budget = self._start_sequences(request, budget)
+        else:
             budget = self._start_sequences(request, budget)
         self._cache.settle()
         if request.sequences:
