@@ -238,7 +238,7 @@ def test_a_program_runs_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [("from vllm import LLM; LLM('embedded', hf_overrides={'a': 1})", "hf_overrides=.*cannot be had here"),
+    [("from vllm import LLM; LLM('embedded', worker_cls='a.B')", "worker_cls=.*cannot be had here"),
      ("from vllm.config import get_config", "get_config.*nothing of this name")],
 )  # fmt: skip
 def test_what_a_program_cannot_have_is_one_line(tmp_path, program, words):

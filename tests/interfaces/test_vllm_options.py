@@ -80,7 +80,7 @@ def test_a_command_line_in_our_words():
     ("args", "words"),
     [
         (["--no-enable-chunked-prefill"], "enable_chunked_prefill: an option of vLLM that cannot be had here"),
-        (["--hf-overrides", '{"a": 1}'], "only what is in the model's files counts"),
+        (["--hf-config-path", "elsewhere"], "hf_overrides lays other values over it"),
         (["--runner", "draft"], "runner=draft"),
         (["--kv-transfer-config.kv_role", "kv_both"], "kv_store moves and keeps blocks"),
         (["--tokenizer-revision", "v2"], "revision is that of all files"),
@@ -100,7 +100,7 @@ def test_keywords_in_our_words():
     )  # fmt: skip
     assert ours == {
         "model": "m", "dtype": "float16", "max_num_queued_requests": 3, "tool_call_parser": "qwen3_coder",
-        "max_model_len": "auto",
+        "max_model_len": "auto", "hf_overrides": {},
     }  # fmt: skip
     assert list(unused.options) == ["enable_chunked_prefill"]
     over = options_from_vllm({"override_generation_config": {"top_p": 0.5}, "spec_method": "ngram", "spec_tokens": 3})
@@ -116,6 +116,9 @@ def test_keywords_in_our_words():
 
 # as they stand in vLLM's documents and in what people have written down, older versions' too
 PASTED = {
+    """--hf-overrides '{"architectures": ["A"]}'""": ["--hf-overrides", '{"architectures": ["A"]}'],
+    "--hf-overrides.text_config.rope_theta 7": ['--hf-overrides={"text_config": {"rope_theta": 7}}'],
+    "--rope-theta 5000000": ['--hf-overrides={"rope_theta": 5000000}'],
     "-tp 2 -O3 --max-model-len 32k": ["--tensor-parallel-size=2", "--max-model-len", "32k"],
     "-O.level=2 -cc.mode=3": [],
     "--limit-mm-per-prompt image=2,video=0": ["--limit-mm-per-prompt", '{"image": 2, "video": 0}'],

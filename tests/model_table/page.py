@@ -28,7 +28,11 @@ default tests a sample.
 """
 
 
-_ANGLES = """
+_SETTINGS = """
+`hf_overrides` lays other values over a model's config.json before anything reads it: `{"architectures": [...]}`, or
+`{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}`, which makes the
+model's length 131,072. The model's files stay as they are: what is read is a folder of links in the user's cache.
+
 A model with two sets of angles (`longrope`: Phi 3 and 4) takes those for long texts, for short ones too, where
 `max_model_len` is above `original_max_position_embeddings` of its config.json, because keys in the cache cannot follow
 a text that grows. Transformers chooses for each batch. Lower `max_model_len` for the other set."""
@@ -59,7 +63,7 @@ def page(results: dict[str, dict[str, str]]) -> str:
     more.append(f"With an encoder that reads the prompt: {names} ([encoder and decoder](encoder-decoder.md)).")
     towers = ", ".join(f"`{name}`" for name in TOWERS)
     more.append(f"As their text alone, which the log says in one line: {towers}, and others whose text model is above.")
-    more.append(_ANGLES)
+    more.append(_SETTINGS)
     refused = [f"- `{name}`: {_plain(cells['how'])}" for name, cells in results.items() if name not in served]
     parts = [*lines, "", *notes, "", *more, "", "## Refused", "", *refused]
     return _HEAD + "\n".join(parts) + "\n"

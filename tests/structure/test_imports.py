@@ -78,6 +78,7 @@ ROOMS = {
         "quire.version",
         "quire.embedded",
         "quire.failpoints",
+        "quire.cache_folder",
         "quire.json_files",
         "quire.panics",
         "quire.asked_process",

@@ -45,6 +45,11 @@ class EngineOptions:
         "dummy: random weights from config.json alone",
         section="model", choices=("auto", "safetensors", "gguf", "pt", "dummy"),
     )  # fmt: skip
+    hf_overrides: Mapping[str, Any] | None = option(
+        None, "other values for the model's config.json, before anything reads it: {\"architectures\": [...]}, or "
+        '{"text_config": {...}} for a part of a model',
+        section="model",
+    )  # fmt: skip
     quantization: str | None = option(
         None, "weights in 8 or 4 bits, made while loading: int8, int8_weight_only, int4, int4_weight_only "
         "(docs/quantization.md)",

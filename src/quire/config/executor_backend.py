@@ -22,6 +22,11 @@ def resolve_executor_backend(
     backend, why = _backend(options, num_workers, num_weight_bytes)
     if backend == "ray":
         _check_host_ip(options.host_ip)
+        if options.hf_overrides:
+            raise OptionError(
+                "hf_overrides: workers on other machines read the model's own files. Leave it out, or write the values "
+                "into config.json on every machine."
+            )
         if options.data_parallel_size > 1:
             raise OptionError(
                 f"data_parallel_size={options.data_parallel_size}: copies of an engine are processes of this machine. "

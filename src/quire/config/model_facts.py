@@ -110,6 +110,8 @@ class ModelFacts:
             lengths = [config.get("max_source_positions", 1500) + config.get("max_target_positions", 448)]
         if model_type in _READERS:
             lengths = [2 * (lengths[0] if lengths and lengths[0] > 0 else _READ_AT_ONCE)]
+        if lengths:
+            lengths[0] = max(lengths[0], _stretched_length(text_config))
         eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
         return cls(
             path=path,
@@ -175,6 +177,18 @@ class ModelFacts:
     def config_file(self) -> Path:
         """The file that says what kind of model this is: for messages."""
         return self.path if self.path.is_file() else self.path / "config.json"
+
+
+def _stretched_length(config: dict[str, Any]) -> int:
+    """Positions that YaRN makes of those of the training, where both are said; 0: it does not stretch them."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return 0
+    factor = rope.get("factor")
+    trained = rope.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not isinstance(trained, int):
+        return 0
+    return int(trained * factor)
 
 
 def _config_of(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from quire.config.model_facts import ModelFacts
 from quire.config.model_names import names_of_model
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
+from quire.config.overrides import overridden
 from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
 from quire.config.rank_grid import RankGrid
@@ -60,7 +61,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     """Checks every value, finds the model and decides what was left open."""
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     options = EngineOptions(**checked(EngineOptions, values))
-    path = locate(options.model, options.revision, load_format=options.load_format)
+    found = locate(options.model, options.revision, load_format=options.load_format)
+    path = overridden(found, options.hf_overrides)
     tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer not in (None, "none") else path
     facts = with_recommended(ModelFacts.read(path), options.generation_config)
     decided: dict[str, tuple[object, str]] = {}
@@ -135,7 +137,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         watermark=None if options.watermark_config is None else Watermark.of(options.watermark_config),
         largest_image=sizes.within(images.max_num_encoder_tokens).largest(length) if sizes else None,
     )
-    own_names = names_of_model(options.model, path, facts.hf_config)
+    own_names = names_of_model(options.model, found, facts.hf_config)
     config = EngineConfig(
         facts=facts,
         worker=worker,

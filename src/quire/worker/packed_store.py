@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.cache_folder import cache_folder, check_private
 from quire.version import __version__
-from quire.worker.cache_folder import cache_folder, check_private
 
 _logger = logging.getLogger(__name__)
 _VERSION = 1

@@ -120,6 +120,8 @@ OPTIONS: tuple[VllmOption, ...] = (
     VllmOption("spec_method", "speculative_config", "its method", key="method"),
     VllmOption("spec_model", "speculative_config", "its model", key="model"),
     VllmOption("spec_tokens", "speculative_config", "its num_speculative_tokens", key="num_speculative_tokens"),
+    VllmOption("rope_theta", "hf_overrides", "its rope_theta", key="rope_theta"),
+    VllmOption("rope_scaling", "hf_overrides", "its rope_scaling", key="rope_scaling"),
     VllmOption("speculative_model", "speculative_config", "its model", key="model"),
     VllmOption("num_speculative_tokens", "speculative_config", "its key of this name", key="num_speculative_tokens"),
     VllmOption("ngram_prompt_lookup_max", "speculative_config", "its prompt_lookup_max", key="prompt_lookup_max"),
@@ -301,13 +303,9 @@ OPTIONS: tuple[VllmOption, ...] = (
     *_nothing("log-probabilities are those of the model's own distribution", "logprobs_mode", only=("raw_logprobs",)),
     # ---- refused
     *_refused(
-        "only what is in the model's files counts: write it into config.json, in a folder with links to the "
-        "other files",
-        "hf_overrides",
+        "config.json is the model's own; hf_overrides lays other values over it",
         "hf_config_path",
         "model_class_overrides",
-        "rope_scaling",
-        "rope_theta",
     ),
     *_refused("windows are those of the model's files", "disable_sliding_window", takes=0),
     *_refused("set HF_TOKEN in the environment", "hf_token"),

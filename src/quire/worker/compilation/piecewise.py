@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from quire.cache_folder import cache_folder, check_private
 from quire.errors import one_line
 from quire.worker.attention import attention_layers
-from quire.worker.cache_folder import cache_folder, check_private
 from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context, profiling_context
 from quire.worker.kernels import operators
 from quire.worker.layers.experts import Experts

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from quire.worker.cache_folder import cache_folder, check_private
+from quire.cache_folder import cache_folder, check_private
 from quire.worker.kernels.cpu.compilers import BuildError, ending_with_us, run
 
 _logger = logging.getLogger("quire")

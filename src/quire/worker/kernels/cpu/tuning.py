@@ -27,8 +27,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.cache_folder import cache_folder
 from quire.errors import one_line
-from quire.worker.cache_folder import cache_folder
 
 _logger = logging.getLogger("quire")
 SECONDS = 3.0
