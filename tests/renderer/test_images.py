@@ -266,6 +266,24 @@ def test_no_image_has_more_tokens_than_a_step_encodes(tmp_path: Path):
     assert media(least, large).length <= 4, "none is smaller than min_pixels"
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "webp", "png", "png that says so behind its pixels"])
+def test_the_size_of_an_image_is_known_upright_before_it_is_decoded(kind: str):
+    """If its header says so. Where it does not, views are asked for as it turns out to stand."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(noise(20, 30), kind[:4].strip(), exif=exif)
+    is_late = kind.endswith("pixels")
+    if is_late:
+        chunk = content[content.index(b"eXIf") - 4 :]
+        chunk = chunk[: 12 + int.from_bytes(chunk[:4])]
+        content = content.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND")
+    for source in (content, Image.open(io.BytesIO(content))):
+        opened = PROCESSOR.decoder.open(source, "x")
+        assert opened.size == ((30, 20) if is_late else (20, 30))
+        [pixels] = opened.views(lambda width, height: [View((2 * width, height))], 3)
+        assert pixels.shape == (30, 40, 3)
+
+
 @pytest.mark.parametrize("is_encoded", [True, False])
 def test_several_views_of_an_image(is_encoded: bool):
     """Those of one that lies on its side are asked for as it stands."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from quire.asked_process import frames, read_frame, write_frame
-from quire.renderer.images import BadImageError, View, open_image, pixels_of
+from quire.renderer.images import BadImageError, View, open_image, pixels_of, upright_size
 
 # on top of what it has taken when it has imported everything
 MEMORY_LIMIT = 320 << 20
@@ -29,7 +29,7 @@ class Asked(msgspec.Struct, array_like=True):
     """Without views: what the header says."""
 
     is_base64: bool = False
-    # for an image that is stored upright, and for one on its side
+    # for an image of the size that was answered, and for one that turns out to lie on its side
     views: tuple[list[View], list[View]] | None = None
     resample: int = 0
 
@@ -50,7 +50,7 @@ def answer(asked: Asked, content: bytes) -> bytes:
     try:
         image = open_image(base64_decoded(content) if asked.is_base64 else content)
         if asked.views is None:
-            return GIVEN + SIZE.pack(*image.size)
+            return GIVEN + SIZE.pack(*upright_size(image))
         parts = [GIVEN]
         for pixels in pixels_of(image, *asked.views, asked.resample):
             parts += [SIZE.pack(pixels.shape[1], pixels.shape[0]), pixels.tobytes()]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from quire.asked_process import AskedProcess, AskedProcesses, NotStartedError
 from quire.errors import EngineError, RequestError
 from quire.renderer.decoding_process import GIVEN, REFUSED, SIZE, Asked
-from quire.renderer.images import MOST_BYTES, BadImageError, View, check_size, in_our_words, pixels_of
+from quire.renderer.images import MOST_BYTES, BadImageError, View, check_size, in_our_words, pixels_of, upright_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +55,7 @@ class OpenedImage(Protocol):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height as it is stored: it may lie on its side."""
+        """Width and height, upright as far as its header says; it may turn out to lie on its side."""
 
     def views(self, show: Show, resample: int) -> list[Pixels]:
         """Of each view [height, width, colours], upright."""
@@ -84,9 +84,9 @@ class ImageDecoder:
             )
         try:
             check_size(source)
+            return _Loaded(source, upright_size(source), where)
         except BadImageError as error:
             raise _refused(str(error), where) from error
-        return _Loaded(source, where)
 
     def _encoded(self, content: bytes, is_base64: bool, where: str) -> OpenedImage:
         num_bytes = len(content) // 4 * 3 if is_base64 else len(content)
@@ -156,15 +156,12 @@ class _Loaded(_Whole):
     """The caller has it in memory already."""
 
     image: Image
+    size: tuple[int, int]
     where: str
 
     @property
     def key(self) -> Any:
         return id(self.image)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.image.size
 
     def views(self, show: Show, resample: int) -> list[Pixels]:
         try:

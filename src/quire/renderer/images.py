@@ -25,6 +25,8 @@ MOST_BYTES = 20 << 20
 MOST_PIXELS = 16 << 20
 # its decoder has three copies of its own
 MOST_WEBP_PIXELS = 12 << 20
+# orientations of EXIF that swap width and height
+_ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 class BadImageError(ValueError):
@@ -70,17 +72,29 @@ def pixels_of(
     image: Image, views: Sequence[View], views_if_turned: Sequence[View], resample: int
 ) -> list[npt.NDArray[np.uint8]]:
     """Of each view [height, width, colours]: the right way up, on white where it is transparent. The second views are
-    for an image that was stored lying on its side."""
+    for an image that turns out to lie on its side, of which `upright_size` did not know."""
     from PIL.Image import Resampling
 
     with in_our_words():
-        stored = image.size
+        expected = upright_size(image)
         image = _as_rgb(image)
         pixels = []
-        for view in views if image.size == stored else views_if_turned:
+        for view in views if image.size == expected else views_if_turned:
             shown = image.resize(view.size, resample=Resampling(resample))
             pixels.append(np.asarray(shown if view.box is None else shown.crop(view.box), dtype=np.uint8))
         return pixels
+
+
+def upright_size(image: Image) -> tuple[int, int]:
+    """Width and height the right way up, as far as what stands before the pixels says."""
+    from PIL import ExifTags
+
+    with in_our_words():
+        # Pillow would decode a PNG to look behind its pixels
+        is_said = image.format != "PNG" or "exif" in image.info
+        is_on_its_side = is_said and image.getexif().get(ExifTags.Base.Orientation, 1) in _ON_ITS_SIDE
+    width, height = image.size
+    return (height, width) if is_on_its_side else (width, height)
 
 
 @contextmanager
