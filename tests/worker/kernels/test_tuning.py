@@ -16,7 +16,7 @@ from quire.testing.linear_contracts import QuantizedCase
 from quire.worker import kernels
 from quire.worker.kernels import cpu
 from quire.worker.kernels.cpu import library, tuning
-from quire.worker.kernels.cpu.tuning import Choice, LibraryKnobs, Tunable
+from quire.worker.kernels.cpu.tuning import MOST_TRIES, Choice, Findings, LibraryKnobs, Tunable
 
 # More than four panels, no whole number of panels or segments.
 SHAPE = (150, 644)
@@ -182,43 +182,85 @@ def fakes(monkeypatch):
     return made
 
 
+def apply(knobs, file, probes, **options):
+    return tuning.apply(knobs, file, probes, num_threads=2, **options)
+
+
+def file_with(choices, tries=1):
+    """As a start leaves it that has measured so much."""
+    times = {name: {"2": [0.8, 0.8, 0.8]} for name in choices}
+    return json.dumps({"tries": tries, "choices": choices, "time_by_default_median_and_quartiles": times})
+
+
 def test_what_was_chosen_is_found_again(fakes, tmp_path, caplog):
     file = tmp_path / "new" / "tuning-1.json"
     with caplog.at_level(logging.WARNING, "quire"):
-        assert tuning.apply(fakes, file, fakes.probes) == "a=2"
+        assert apply(fakes, file, fakes.probes) == "a=2"
     assert "tuned after" in caplog.text
-    assert json.loads(file.read_text())["choices"] == {"a": 2}
+    content = json.loads(file.read_text())
+    assert (content["choices"], content["threads"], content["tries"]) == ({"a": 2}, 2, 1)
     assert not list(file.parent.glob("*.part"))
     fakes.chosen.clear()
     caplog.clear()
-    assert tuning.apply(fakes, file, pytest.fail) == "a=2"
+    assert apply(fakes, file, pytest.fail) == "a=2"
     assert fakes.chosen == {"a": 2}
     assert not caplog.records
 
 
-WRONG = ("1", '{"a": 3}', '{"b": 2}', '{"a": true}')
+WRONG = (file_with({"a": 3}), file_with({"b": 2}), file_with({"a": True}), '{"choices": {"a": 2}}')
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", *(f'{{"choices": {choices}}}' for choices in WRONG)])
+@pytest.mark.parametrize("text", ["", "[]", "{}", *WRONG])
 def test_a_file_that_does_not_fit_is_not_used(fakes, tmp_path, caplog, text):
     file = tmp_path / "tuning-1.json"
     file.write_text(text)
     with caplog.at_level(logging.WARNING, "quire"):
-        assert tuning.read(file, fakes) is None
+        assert tuning.read(file, fakes) == Findings()
     assert len(caplog.records) == 1
     assert fakes.chosen == {"a": 1}
-    assert tuning.apply(fakes, file, fakes.probes) == "a=2"
-    assert tuning.read(file, fakes) == {"a": 2}
+    assert apply(fakes, file, fakes.probes) == "a=2"
+    assert tuning.read(file, fakes).choices["a"].value == 2
 
 
-def test_while_another_process_measures_the_defaults_serve(fakes, tmp_path, caplog):
+def test_what_a_busy_start_had_no_time_for_is_measured_by_the_next(tmp_path, monkeypatch, caplog):
+    seconds = {"a": {1: 0.01, 2: 0.008}, "b": {1: 1.0, 2: 0.5}}
+    busy = Fakes(seconds)
+    monkeypatch.setattr(tuning.time, "perf_counter", busy.clock)
+    file = tmp_path / "tuning-1.json"
+    assert apply(busy, file, busy.probes) == "a=2"
+    assert "1 of 2 numbers measured, the rest at the next start" in caplog.text
+
+    quiet = Fakes({**seconds, "b": {1: 0.01, 2: 0.005}})
+    monkeypatch.setattr(tuning.time, "perf_counter", quiet.clock)
+    probes = {"a": pytest.fail, "b": quiet.probes()["b"]}
+    assert apply(quiet, file, lambda: probes) == "a=2 b=2"
+    assert quiet.chosen == {"a": 2, "b": 2}
+    assert apply(quiet, file, pytest.fail) == "a=2 b=2"
+
+
+def test_a_machine_that_is_always_busy_is_left_alone(tmp_path, monkeypatch, caplog):
+    fakes = Fakes({"a": {1: 5.0, 2: 1.0}})
+    monkeypatch.setattr(tuning.time, "perf_counter", fakes.clock)
+    file = tmp_path / "tuning-1.json"
+    for start in range(MOST_TRIES):
+        caplog.clear()
+        assert apply(fakes, file, fakes.probes) == "defaults"
+        assert ("the rest at the next start" in caplog.text) == (start < MOST_TRIES - 1)
+    assert apply(fakes, file, pytest.fail) == "defaults"
+
+
+def test_while_another_process_measures_what_is_known_serves(fakes, tmp_path, caplog):
     file = tmp_path / "tuning-1.json"
     with file.with_suffix(".lock").open("w") as lock:
         tuning.fcntl.flock(lock, tuning.fcntl.LOCK_EX)
-        assert tuning.apply(fakes, file, pytest.fail) == "defaults"
-    assert "another process measures now" in caplog.text
-    assert fakes.chosen == {"a": 1}
-    assert not file.exists()
+        assert apply(fakes, file, pytest.fail) == "defaults"
+        assert "another process measures now" in caplog.text
+        assert fakes.chosen == {"a": 1}
+        assert not file.exists()
+        both = Fakes({"a": {1: 0.01, 2: 0.008}, "b": {1: 1.0, 2: 0.5}})
+        file.write_text(file_with({"a": 2}))
+        assert apply(both, file, pytest.fail) == "a=2"
+    assert both.chosen == {"a": 2, "b": 1}
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("no memory either"), OSError("no space")])
@@ -228,7 +270,7 @@ def test_what_cannot_be_measured_fails_no_start(fakes, tmp_path, caplog, error):
         raise error
 
     file = tmp_path / "tuning-1.json"
-    assert tuning.apply(fakes, file, lambda: {"a": lambda: fail}) == "defaults"
+    assert apply(fakes, file, lambda: {"a": lambda: fail}) == "defaults"
     assert f"not tuned to this processor at this start: {error}" in caplog.text
     assert fakes.chosen == {"a": 1}
     assert not file.exists()
@@ -247,9 +289,10 @@ def test_who_has_no_home_gets_the_defaults(knobs, monkeypatch, caplog):
 
 def test_it_can_be_repeated(fakes, tmp_path):
     file = tmp_path / "tuning-1.json"
-    file.write_text('{"choices": {"a": 1}}')
-    assert tuning.apply(fakes, file, pytest.fail) == "defaults"
-    assert tuning.apply(fakes, file, fakes.probes, is_again=True) == "a=2"
+    file.write_text(file_with({"a": 1}, tries=MOST_TRIES))
+    assert apply(fakes, file, pytest.fail) == "defaults"
+    assert apply(fakes, file, fakes.probes, is_again=True) == "a=2"
+    assert tuning.read(file, fakes).num_tries == 1
 
 
 def test_a_switch_that_there_is_not(monkeypatch):
@@ -259,16 +302,17 @@ def test_a_switch_that_there_is_not(monkeypatch):
         cpu.load()
 
 
-def test_another_processor_has_another_file(monkeypatch, tmp_path):
-    here = tuning.file_of(tmp_path / "kernels-1.so", "avx2")
-    assert here == tuning.file_of(tmp_path / "kernels-1.so", "avx2")
-    assert here != tuning.file_of(tmp_path / "kernels-2.so", "avx2")
-    assert here != tuning.file_of(tmp_path / "kernels-1.so", "neon")
+def test_another_processor_or_number_of_threads_has_another_file(monkeypatch, tmp_path):
+    here = tuning.file_of(tmp_path / "kernels-1.so", "avx2", 2)
+    assert here == tuning.file_of(tmp_path / "kernels-1.so", "avx2", 2)
+    assert here != tuning.file_of(tmp_path / "kernels-2.so", "avx2", 2)
+    assert here != tuning.file_of(tmp_path / "kernels-1.so", "neon", 2)
+    assert here != tuning.file_of(tmp_path / "kernels-1.so", "avx2", 1)
     monkeypatch.setattr(tuning, "processor", lambda: "another one")
-    assert here != tuning.file_of(tmp_path / "kernels-1.so", "avx2")
+    assert here != tuning.file_of(tmp_path / "kernels-1.so", "avx2", 2)
 
 
-def test_a_process_tunes_once(knobs, tmp_path):
+def test_a_process_tunes_until_all_is_measured(knobs, tmp_path):
     """In processes of their own, with the real kernels and little time."""
     (tmp_path / "cache").mkdir(mode=0o700)
     (tmp_path / "cache" / os.path.basename(cpu.statistics()["path"])).symlink_to(cpu.statistics()["path"])
@@ -289,8 +333,8 @@ print(cpu.statistics()["tuning"])
     }
     runs = [
         subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-        for _ in range(2)
+        for _ in range(MOST_TRIES + 1)
     ]
     assert "tuned after" in runs[0].stderr
-    assert runs[1].stderr == ""
-    assert runs[0].stdout == runs[1].stdout != ""
+    assert runs[-1].stderr == ""
+    assert runs[-1].stdout == runs[-2].stdout != ""

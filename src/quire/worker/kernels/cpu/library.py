@@ -99,12 +99,14 @@ def _tune(choice: str) -> None:
 
     isa = _library.quire_isa().decode()
     knobs = tuning.LibraryKnobs(_library)
+    assert _crew is not None
+    num_threads = _crew[0]
     try:
-        file = tuning.file_of(_path, isa)
+        file = tuning.file_of(_path, isa, num_threads)
     except RuntimeError as error:  # a user without a home, whose kernels came with the wheel
-        _tuning = tuning.leave_defaults(knobs, str(error))
+        _tuning = tuning.leave(knobs, tuning.Findings(), str(error))
     else:
-        _tuning = tuning.apply(knobs, file, lambda: tuning.Probes().by_name(), choice == "again")
+        _tuning = tuning.apply(knobs, file, lambda: tuning.Probes().by_name(), num_threads, choice == "again")
     _logger.info("CPU kernels: %s, tuning: %s", isa, _tuning)
 
 

@@ -1,4 +1,5 @@
-"""Which of the kernels' tunable numbers suit this processor: measured at the first start, kept beside the library.
+"""Which of the kernels' tunable numbers suit this processor and so many threads: measured at the first start, and what
+it had no time for at the next ones; kept beside the library.
 
 What can be chosen stands in csrc/cpu/tuning.cpp, the default first; every choice gives the same bits. Candidates take
 turns in rounds, so that other work on the machine meets all of them alike, and one that is not the default is taken
@@ -19,10 +20,10 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,13 +32,17 @@ from quire.cache_folder import cache_folder
 from quire.errors import one_line
 
 _logger = logging.getLogger("quire")
+# makes the work that is timed
+MakeProbe: TypeAlias = Callable[[], Callable[[], object]]
 SECONDS = 3.0
 # A candidate takes the default's place if it takes at most this share of its time at the median of the rounds, and is
 # no slower in three rounds of four.
 CLEAR_WIN = 0.97
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 25
-_VERSION = 1
+# Starts that measure: on a machine that is always busy the rest keeps its defaults.
+MOST_TRIES = 3
+_VERSION = 2
 _DEFAULTS = "defaults"
 # Of each kind of weight: more than the caches of most processors.
 _WEIGHT_BYTES = 48 << 20
@@ -86,16 +91,53 @@ class Choice:
     ratios: dict[int, tuple[float, float, float]]
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was measured so far, by the name of a tunable, in so many starts."""
+
+    choices: dict[str, Choice] = field(default_factory=dict)
+    num_tries: int = 0
+
+    @classmethod
+    def parse(cls, text: bytes) -> Findings:
+        """Out of a file; raises ValueError, KeyError, TypeError or AttributeError if it is none."""
+        content = json.loads(text)
+        ratios = content["time_by_default_median_and_quartiles"]
+        choices = {
+            name: Choice(value, {int(other): tuple(times) for other, times in ratios[name].items()})
+            for name, value in content["choices"].items()
+        }
+        return cls(choices, int(content["tries"]))
+
+    def and_then(self, found: Mapping[str, Choice]) -> Findings:
+        """With what one more start has measured."""
+        measured = {name: choice for name, choice in found.items() if choice.ratios}
+        return Findings({**self.choices, **measured}, self.num_tries + 1)
+
+    def set_in(self, knobs: Knobs) -> None:
+        """All others get their defaults. ValueError: there is no such choice."""
+        set_defaults(knobs)
+        for name, choice in self.choices.items():
+            if isinstance(choice.value, bool) or not isinstance(choice.value, int) or not knobs.set(name, choice.value):
+                raise ValueError(f"{name}={choice.value!r} is no choice")
+
+    def in_words(self, knobs: Knobs) -> str:
+        """Those that are not the default."""
+        default = {tunable.name: tunable.choices[0] for tunable in knobs.tunables()}
+        values = {name: choice.value for name, choice in self.choices.items()}
+        return " ".join(f"{name}={value}" for name, value in values.items() if value != default[name]) or _DEFAULTS
+
+
 def set_defaults(knobs: Knobs) -> None:
     for tunable in knobs.tunables():
         knobs.set(tunable.name, tunable.choices[0])
 
 
 def tune(
-    knobs: Knobs, probes: Mapping[str, Callable[[], Callable[[], object]]], clock: Callable[[], float], seconds: float
+    knobs: Knobs, probes: Mapping[str, MakeProbe], clock: Callable[[], float], seconds: float
 ) -> dict[str, Choice]:
     """One tunable after the other, each with what was chosen before, `seconds` in all. `probes` make the work that is
-    timed, by the name of a tunable; what has none, or no time, keeps its default."""
+    timed, by the name of a tunable; what has none, or no time, stays as it is."""
     end = clock() + seconds
     chosen: dict[str, Choice] = {}
     tunables = [tunable for tunable in knobs.tunables() if tunable.name in probes]
@@ -151,7 +193,7 @@ class Probes:
     def __init__(self) -> None:
         self._weights = cache(_weights)
 
-    def by_name(self) -> dict[str, Callable[[], Callable[[], object]]]:
+    def by_name(self) -> dict[str, MakeProbe]:
         kinds = ("floats", "codes_8", "codes_4")
         return {
             **{f"fetch_bytes.{kind}": partial(self._products, kind, 1) for kind in kinds},
@@ -230,90 +272,94 @@ def processor() -> str:
     return "\n".join(lines) or platform.processor() or platform.machine()
 
 
-def file_of(kernels: Path, isa: str) -> Path:
-    """Of this processor, these kernels and this instruction set."""
-    digest = hashlib.sha256(f"{_VERSION} {processor()} {kernels.name} {isa}".encode()).hexdigest()
+def file_of(kernels: Path, isa: str, num_threads: int) -> Path:
+    """Of this processor, these kernels, this instruction set, and so many threads that share caches and memory."""
+    digest = hashlib.sha256(f"{_VERSION} {processor()} {kernels.name} {isa} {num_threads}".encode()).hexdigest()
     return cache_folder() / f"tuning-{digest[:16]}.json"
 
 
-def read(file: Path, knobs: Knobs) -> dict[str, int] | None:
-    """The choices in it, which are set; None, and all defaults, if there are none that fit."""
+def read(file: Path, knobs: Knobs) -> Findings:
+    """What is in it, which is set; nothing, and all defaults, if it is not there or does not fit."""
     try:
-        choices = json.loads(file.read_bytes())["choices"]
-        for name, value in choices.items():
-            if isinstance(value, bool) or not isinstance(value, int) or not knobs.set(name, value):
-                raise ValueError(f"{name}={value!r} is no choice")
+        findings = Findings.parse(file.read_bytes())
+        findings.set_in(knobs)
     except FileNotFoundError:
-        return None
+        pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        set_defaults(knobs)
         _logger.warning("CPU kernels: %s is not what a measurement leaves, and is not used: %s", file, error)
-        return None
-    return dict(choices)
+    else:
+        return findings
+    set_defaults(knobs)
+    return Findings()
 
 
-def write(file: Path, chosen: Mapping[str, Choice], facts: Mapping[str, object]) -> None:
+def write(file: Path, findings: Findings, facts: Mapping[str, object]) -> None:
     """Whoever looks sees the whole file or none."""
-    ratios = {
-        name: {str(value): list(ratio) for value, ratio in choice.ratios.items()} for name, choice in chosen.items()
+    ratios = {name: choice.ratios for name, choice in findings.choices.items()}
+    content = {
+        **facts,
+        "tries": findings.num_tries,
+        "choices": {name: choice.value for name, choice in findings.choices.items()},
+        "time_by_default_median_and_quartiles": ratios,
     }
-    choices = {name: choice.value for name, choice in chosen.items()}
-    text = json.dumps({**facts, "choices": choices, "time_by_default_median_and_quartiles": ratios}, indent=1)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(text + "\n")
+    part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(file)
 
 
 def apply(
     knobs: Knobs,
     file: Path,
-    probes: Callable[[], Mapping[str, Callable[[], Callable[[], object]]]],
+    probes: Callable[[], Mapping[str, MakeProbe]],
+    num_threads: int,
     is_again: bool = False,
 ) -> str:
-    """Choices of an earlier start, or those of a measurement now; in words."""
-    if not is_again and (known := read(file, knobs)) is not None:
-        return _in_words(known, knobs)
+    """Choices of earlier starts, or those of a measurement now; in words."""
+    known = read(file, knobs)
+    if is_again:
+        known = Findings()
+    left = {tunable.name for tunable in knobs.tunables()} - known.choices.keys()
+    if not left or known.num_tries >= MOST_TRIES:
+        return known.in_words(knobs)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file.with_suffix(".lock").open("w") as lock:
             # another process measures: two at once would measure each other
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _in_words(_measure(knobs, file, probes()), knobs)
+            to_measure = {name: make for name, make in probes().items() if name in left}
+            return _measure(knobs, file, known, to_measure, num_threads).in_words(knobs)
     except BlockingIOError:
-        return leave_defaults(knobs, "another process measures now")
+        reason = "another process measures now"
     except (OSError, RuntimeError, MemoryError) as error:  # no room in the folder, or for what is multiplied
-        return leave_defaults(knobs, one_line(error))
+        reason = one_line(error)
+    return leave(knobs, known, reason)
 
 
-def leave_defaults(knobs: Knobs, reason: str) -> str:
+def leave(knobs: Knobs, known: Findings, reason: str) -> str:
     """A start does not fail over what is only to make it faster; in words, as above."""
-    set_defaults(knobs)
+    known.set_in(knobs)
     _logger.warning("CPU kernels: not tuned to this processor at this start: %s", reason)
-    return _DEFAULTS
+    return known.in_words(knobs)
 
 
-def _measure(knobs: Knobs, file: Path, probes: Mapping[str, Callable[[], Callable[[], object]]]) -> dict[str, int]:
-    _logger.warning("CPU kernels: tuned to this processor now, once: %.0f seconds.", SECONDS)
+def _measure(knobs: Knobs, file: Path, known: Findings, probes: Mapping[str, MakeProbe], num_threads: int) -> Findings:
+    _logger.warning("CPU kernels: tuned to this processor now: %.0f seconds.", SECONDS)
     began = time.monotonic()
-    set_defaults(knobs)
+    known.set_in(knobs)
     with torch.inference_mode():
-        chosen = tune(knobs, probes, time.perf_counter, SECONDS)
+        findings = known.and_then(tune(knobs, probes, time.perf_counter, SECONDS))
     seconds = round(time.monotonic() - began, 2)
-    write(file, chosen, {"threads": torch.get_num_threads(), "seconds": seconds, "processor": processor().split("\n")})
-    num_measured = sum(bool(choice.ratios) for choice in chosen.values())
+    write(file, findings, {"threads": num_threads, "seconds": seconds, "processor": processor().split("\n")})
+    num_left = len(known.choices.keys() | probes.keys()) - len(findings.choices)
+    goes_on = num_left > 0 and findings.num_tries < MOST_TRIES
     _logger.warning(
-        "CPU kernels: tuned after %.1f s, %d of %d numbers measured. Later starts find the choices in %s; "
+        "CPU kernels: tuned after %.1f s, %d of %d numbers measured%s. Later starts find the choices in %s; "
         "QUIRE_CPU_TUNING=again measures anew.",
         seconds,
-        num_measured,
-        len(probes),
+        len(findings.choices),
+        len(findings.choices) + num_left,
+        ", the rest at the next start" if goes_on else "",
         file,
     )
-    return {name: choice.value for name, choice in chosen.items()}
-
-
-def _in_words(choices: Mapping[str, int], knobs: Knobs) -> str:
-    """Those that are not the default."""
-    default = {tunable.name: tunable.choices[0] for tunable in knobs.tunables()}
-    return " ".join(f"{name}={value}" for name, value in choices.items() if value != default[name]) or _DEFAULTS
+    return findings
