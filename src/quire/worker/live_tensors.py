@@ -11,13 +11,12 @@ seconds.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchFunctionMode):
@@ -58,5 +57,14 @@ class LiveTensors(TorchFunctionMode):
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
     """Those of all tensors in there, but for packed weights, which have none."""
-    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
-    return [tensor.untyped_storage() for tensor in tensors]
+    return [tensor.untyped_storage() for tensor in _tensors(tree) if tensor.layout == torch.strided]
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))

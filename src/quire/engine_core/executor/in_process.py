@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from quire.worker.layers.ranks import Ranks
 
 
+def import_worker() -> None:
+    """Torch and the worker, which takes a second: so much less is left to do when a worker is made.
+
+    Nothing that is made meanwhile is garbage, and to look through it again and again takes a tenth of that second.
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import quire.worker.worker  # noqa: F401 - the core itself knows no torch
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
 class InProcessExecutor:
     """The simplest executor, and the default on one device.
 
@@ -25,7 +40,7 @@ class InProcessExecutor:
 
     def __init__(self, config: WorkerConfig, ranks: Ranks | None = None) -> None:
         """`ranks`: workers in other processes, with whom this one shares the model."""
-        # imported here: the core itself knows no torch
+        import_worker()
         from quire.worker.worker import Worker
 
         self._thread: _WorkerThread | None = None
