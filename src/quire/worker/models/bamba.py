@@ -11,6 +11,8 @@ from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel, complete_kv_heads, make_attention
 from quire.worker.models.mamba2_mixer import (
+    FRAME_MODULES,
+    MIXER_DEFAULTS,
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
@@ -41,13 +43,7 @@ class BambaForCausalLM(CausalLM):
     architectures = ("BambaForCausalLM",)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
-        modules={
-            "mamba": "self_attn",
-            "feed_forward": "mlp",
-            "pre_ff_layernorm": "post_attention_layernorm",
-            "final_layernorm": "norm",
-            **SCAN_WEIGHTS,
-        },
+        modules={"mamba": "self_attn", **FRAME_MODULES, **SCAN_WEIGHTS},
     )
     config_defaults = {
         "vocab_size": 128_000,
@@ -63,15 +59,7 @@ class BambaForCausalLM(CausalLM):
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "attn_layer_indices": None,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": None,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "time_step_limit": None,
+        **MIXER_DEFAULTS,
     }
     complete_config = staticmethod(complete_config)
 

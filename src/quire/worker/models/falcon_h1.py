@@ -17,6 +17,8 @@ from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_kv_heads
 from quire.worker.models.mamba2_mixer import (
+    FRAME_MODULES,
+    MIXER_DEFAULTS,
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
@@ -128,9 +130,7 @@ class FalconH1ForCausalLM(CausalLM):
         modules={
             "mamba": "self_attn.mamba",
             "self_attn": "self_attn.attention",
-            "feed_forward": "mlp",
-            "pre_ff_layernorm": "post_attention_layernorm",
-            "final_layernorm": "norm",
+            **FRAME_MODULES,
             **SCAN_WEIGHTS,
         },
     )
@@ -149,17 +149,9 @@ class FalconH1ForCausalLM(CausalLM):
         "projectors_bias": False,
         "tie_word_embeddings": False,
         "mamba_d_ssm": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": None,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
+        **MIXER_DEFAULTS,
         "mamba_norm_before_gate": True,
         "mamba_rms_norm": False,
-        "time_step_limit": None,
         "embedding_multiplier": 1.0,
         "lm_head_multiplier": 1.0,
         "key_multiplier": 1.0,

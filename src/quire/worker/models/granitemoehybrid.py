@@ -18,6 +18,7 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_expe
 from quire.worker.models.granite import GraniteDecoderLayer
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, complete_kv_heads, make_norm
 from quire.worker.models.mamba2_mixer import (
+    MIXER_DEFAULTS,
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
@@ -159,15 +160,7 @@ class GraniteMoeHybridForCausalLM(CausalLM):
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "layer_types": None,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": None,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "time_step_limit": None,
+        **MIXER_DEFAULTS,
     }
     complete_config = staticmethod(complete_config)
 

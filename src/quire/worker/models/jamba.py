@@ -12,7 +12,7 @@ from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_kv_heads
 from quire.worker.models.mamba import MambaMixer, MambaSizes, place_bias, rank_of
-from quire.worker.models.mamba2_mixer import SCAN_WEIGHTS
+from quire.worker.models.mamba2_mixer import FRAME_MODULES, SCAN_WEIGHTS
 
 
 def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
@@ -69,10 +69,8 @@ class JambaForCausalLM(CausalLM):
         merged=MERGED,
         modules={
             "mamba": "self_attn",
-            "feed_forward": "mlp",
             "router": "gate",
-            "pre_ff_layernorm": "post_attention_layernorm",
-            "final_layernorm": "norm",
+            **FRAME_MODULES,
             **SCAN_WEIGHTS,
         },
         convert=convert,

@@ -19,6 +19,20 @@ from quire.worker.layers import CausalConv, GatedRMSNorm, ReplicatedLinear, Stat
 
 # checkpoints have them one module higher
 SCAN_WEIGHTS = {"A_log": "scan.A_log", "dt_bias": "scan.dt_bias", "D": "scan.D"}
+# what several hybrids call the parts of Llama's frame around their mixers
+FRAME_MODULES = {"feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
+# of `mixer_sizes`, where config.json does not say
+MIXER_DEFAULTS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": None,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": None,
+}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any
 
@@ -17,12 +16,21 @@ from quire.interfaces.server.access.caller import current_caller, new_id
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.embeddings import BASE64, FLOAT, encoded
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.pooling_work import MAX_INPUTS, PoolingUsage, PoolingWork, inputs_of
+from quire.interfaces.server.openai.pooling_work import (
+    MAX_INPUTS,
+    PoolingAnswer,
+    PoolingUsage,
+    PoolingWork,
+    ScoringFields,
+    entries_of,
+    inputs_of,
+)
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid_at_vllm, not_one_of
 from quire.interfaces.server.wire.field_rules import Refused
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
+from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
 
 router = APIRouter()
@@ -30,22 +38,16 @@ router = APIRouter()
 _PLUGIN = "plugin"
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True):
+class ClassifyRequest(ScoringFields, kw_only=True):
     """Texts to classify."""
 
     input: Annotated[
         str | list[Any],
         Meta(description="text, list of texts, list of token ids, or list of such lists; at most 2,048"),
     ]
-    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
-    use_activation: Annotated[
-        bool | None, Meta(description="vLLM's: false gives what the head says, and no probabilities")
-    ] = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="vLLM's: false leaves out what the tokenizer adds to a text")
     ] = None
-    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
-    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
 
 
 class PoolingRequest(ClassifyRequest, kw_only=True):
@@ -134,19 +136,38 @@ async def _work(body: ClassifyRequest, model: ServedModel, task: str, params: Po
     return PoolingWork(inputs, params, task, caller, model, priority=priority, cache_salt=body.cache_salt)
 
 
-async def _classify(body: ClassifyRequest, state: State) -> ClassifyWork:
+async def _classify(body: ClassifyRequest, state: State) -> PoolingAnswer:
     model: ServedModel = await state.models.named(body.model)
-    params = PoolingParams(use_activation=body.use_activation)
-    return ClassifyWork(body.model or model.name, model, await _work(body, model, CLASSIFY, params))
+    work = await _work(body, model, CLASSIFY, PoolingParams(use_activation=body.use_activation))
+    labels = model.engine.class_labels.names
+
+    def classified(index: int, output: EmbeddingRequestOutput) -> Classified:
+        vector = output.outputs.vector
+        return Classified(index, labels[int(vector.argmax())], vector.tolist(), len(vector))
+
+    async def whole() -> ClassificationList:
+        data = await entries_of(work, classified)
+        return ClassificationList(new_id("classify"), int(time.time()), body.model or model.name, data, work.usage)
+
+    return PoolingAnswer(whole)
 
 
-async def _pool(body: PoolingRequest, state: State) -> NumbersWork:
+async def _pool(body: PoolingRequest, state: State) -> PoolingAnswer:
     model: ServedModel = await state.models.named(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         raise not_one_of("encoding_format", body.encoding_format, (FLOAT, BASE64))
     task = _task_of(body.task, model.engine.class_labels)
     params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize, use_activation=body.use_activation)
-    return NumbersWork(body, model, await _work(body, model, task, params))
+    work = await _work(body, model, task, params)
+
+    def numbers(index: int, output: EmbeddingRequestOutput) -> Numbers:
+        return Numbers(index, encoded(output, is_base64=body.encoding_format == BASE64))
+
+    async def whole() -> PoolingList:
+        data = await entries_of(work, numbers)
+        return PoolingList(new_id("pool"), int(time.time()), body.model or model.name, data, work.usage)
+
+    return PoolingAnswer(whole)
 
 
 def _task_of(asked: str | None, labels: ClassLabels) -> str:
@@ -162,48 +183,5 @@ def _task_of(asked: str | None, labels: ClassLabels) -> str:
     return task
 
 
-class ClassifyWork:
-    """Labels on their way."""
-
-    long_field = "data"
-
-    def __init__(self, name: str, model: ServedModel, work: PoolingWork) -> None:
-        self._name = name
-        self._labels = model.engine.class_labels.names
-        self._work = work
-
-    async def whole(self) -> ClassificationList:
-        with in_words_of({"prompt": "input"}):
-            outputs = await self._work.outputs()
-        data: list[Classified] = []
-        for index, output in enumerate(outputs):
-            vector = output.outputs.vector
-            label = self._labels[int(vector.argmax())]
-            data.append(Classified(index, label, vector.tolist(), len(vector)))
-            await asyncio.sleep(0)
-        return ClassificationList(new_id("classify"), int(time.time()), self._name, data, self._work.usage)
-
-
-class NumbersWork:
-    """Numbers on their way."""
-
-    long_field = "data"
-
-    def __init__(self, body: PoolingRequest, model: ServedModel, work: PoolingWork) -> None:
-        self._body = body
-        self._model = model
-        self._work = work
-
-    async def whole(self) -> PoolingList:
-        with in_words_of({"prompt": "input"}):
-            outputs = await self._work.outputs()
-        data: list[Numbers] = []
-        for index, output in enumerate(outputs):
-            data.append(Numbers(index, encoded(output, is_base64=self._body.encoding_format == BASE64)))
-            await asyncio.sleep(0)
-        name = self._body.model or self._model.name
-        return PoolingList(new_id("pool"), int(time.time()), name, data, self._work.usage)
-
-
-CLASSIFY_ENDPOINT = Endpoint(ClassifyRequest, CLASSIFY_RULES, _classify, lambda work: work.whole())
-POOLING_ENDPOINT = Endpoint(PoolingRequest, POOLING_RULES, _pool, lambda work: work.whole())
+CLASSIFY_ENDPOINT = Endpoint(ClassifyRequest, CLASSIFY_RULES, _classify, PoolingAnswer.whole)
+POOLING_ENDPOINT = Endpoint(PoolingRequest, POOLING_RULES, _pool, PoolingAnswer.whole)

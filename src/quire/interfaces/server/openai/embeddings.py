@@ -18,7 +18,14 @@ from quire.interfaces.server.access.caller import current_caller, new_id
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.endpoint import Endpoint, respond
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.pooling_work import MAX_INPUTS, PoolingUsage, PoolingWork, inputs_of, padded
+from quire.interfaces.server.openai.pooling_work import (
+    MAX_INPUTS,
+    PoolingUsage,
+    PoolingWork,
+    entries_of,
+    inputs_of,
+    padded,
+)
 from quire.interfaces.server.openai.rendering import RIGHT, Cut, render
 from quire.interfaces.server.openai.vector_bytes import LITTLE, as_bytes, check_format
 from quire.interfaces.server.request_body import read_request
@@ -220,12 +227,12 @@ class EmbeddingWork:
         if self._body.encoding_format in (BYTES, BYTES_ONLY):
             text = f"encoding_format={self._body.encoding_format}: only at /v1/embeddings, whose body it is."
             raise invalid(text, "encoding_format")
-        outputs = await self.outputs()
-        data = []
-        for index, output in enumerate(outputs):
-            is_base64 = self._body.encoding_format == BASE64
-            data.append(Embedding(index, encoded(output, is_base64=is_base64, form=self._form)))
-            await asyncio.sleep(0)
+        is_base64 = self._body.encoding_format == BASE64
+
+        def embedding(index: int, output: EmbeddingRequestOutput) -> Embedding:
+            return Embedding(index, encoded(output, is_base64=is_base64, form=self._form))
+
+        data = await entries_of(self._work, embedding)
         name = self._body.model or self._model.name
         return EmbeddingList(data, name, self.usage, id=new_id("embd"), created=int(time.time()))
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.caller import Caller, Reservation
@@ -23,9 +24,21 @@ from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
 from quire.renderer import RenderedPrompt
 
+_T = TypeVar("_T")
 # OpenAI's
 MAX_INPUTS = 2048
 _MOST_AT_ONCE = 64
+
+
+class ScoringFields(msgspec.Struct, kw_only=True):
+    """What a request for numbers of a head may say, whatever they are of."""
+
+    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
+    use_activation: Annotated[
+        bool | None, Meta(description="vLLM's: false gives what the model's head says, and no probabilities")
+    ] = None
+    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
+    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
 
 
 class PoolingUsage(msgspec.Struct):
@@ -215,3 +228,26 @@ class PoolingWork:
             raise
         finally:
             observer.finished(reason, time.monotonic())
+
+
+@dataclass(frozen=True)
+class PoolingAnswer:
+    """What becomes of numbers once all of them are there."""
+
+    make: Callable[[], Awaitable[msgspec.Struct]]
+    # the list of the answer that may be long
+    long_field: str = "data"
+
+    async def whole(self) -> msgspec.Struct:
+        return await self.make()
+
+
+async def entries_of(work: PoolingWork, entry: Callable[[int, EmbeddingRequestOutput], _T]) -> list[_T]:
+    """Those of an answer, in the order of `input`; one after the other, so that others have their turn."""
+    with in_words_of({"prompt": "input"}):
+        outputs = await work.outputs()
+    entries: list[_T] = []
+    for index, output in enumerate(outputs):
+        entries.append(entry(index, output))
+        await asyncio.sleep(0)
+    return entries

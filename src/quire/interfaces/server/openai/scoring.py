@@ -20,7 +20,15 @@ from quire.interfaces.class_labels import EMBED, SCORE, cosine, paired
 from quire.interfaces.server.access.caller import current_caller, new_id
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.pooling_work import MAX_INPUTS, PoolingUsage, PoolingWork, inputs_of, pairs_of
+from quire.interfaces.server.openai.pooling_work import (
+    MAX_INPUTS,
+    PoolingAnswer,
+    PoolingUsage,
+    PoolingWork,
+    ScoringFields,
+    inputs_of,
+    pairs_of,
+)
 from quire.interfaces.server.openai.rendering import check_repeated
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
@@ -33,32 +41,20 @@ router = APIRouter()
 Texts: TypeAlias = "str | list[Any]"
 
 
-class ScoreRequest(msgspec.Struct, kw_only=True):
+class ScoreRequest(ScoringFields, kw_only=True):
     """Texts to compare."""
 
     text_1: Annotated[Texts, Meta(description="a text, or as many as in text_2")]
     text_2: Annotated[Texts, Meta(description="a text or several, at most 2,048")]
-    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
-    use_activation: Annotated[
-        bool | None, Meta(description="vLLM's: false gives what the model's head says, and no probability")
-    ] = None
-    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
-    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(ScoringFields, kw_only=True):
     """Documents to put into an order."""
 
     query: Annotated[Any, Meta(description='a text, or {"text": text}')]
     documents: Annotated[list[Any], Meta(description='texts, or {"text": text}; at most 2,048')]
-    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
     top_n: Annotated[int | None, Meta(description="so many of the best; by default all")] = None
     return_documents: Annotated[bool | None, Meta(description="Cohere's: false leaves texts out of the answer")] = None
-    use_activation: Annotated[
-        bool | None, Meta(description="vLLM's: false gives what the model's head says, and no probability")
-    ] = None
-    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
-    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
 
 
 _NEVER_CUT = Refused("texts are never cut; shorten them", (False,))
@@ -146,21 +142,36 @@ async def rerank(request: Request) -> Response:
     return await RERANK_ENDPOINT.respond(request)
 
 
-async def _score(body: ScoreRequest, state: State) -> ScoreWork:
+async def _score(body: ScoreRequest, state: State) -> PoolingAnswer:
     model: ServedModel = await state.models.named(body.model)
     first = texts_of(body.text_1, "text_1")
     second = texts_of(body.text_2, "text_2")
-    return ScoreWork(body, model, await comparison_of(model, first, second, body, ("text_1", "text_2")))
+    comparison = await comparison_of(model, first, second, body, ("text_1", "text_2"))
+
+    async def whole() -> ScoreList:
+        data = [Score(index, score) for index, score in enumerate(await comparison.scores())]
+        return ScoreList(new_id("score"), int(time.time()), body.model or model.name, data, comparison.usage)
+
+    return PoolingAnswer(whole)
 
 
-async def _rerank(body: RerankRequest, state: State) -> RankWork:
+async def _rerank(body: RerankRequest, state: State) -> PoolingAnswer:
     model: ServedModel = await state.models.named(body.model)
     if body.top_n is not None and body.top_n < 1:
         raise invalid(f"top_n={body.top_n}: must be at least 1.", "top_n")
     [query] = texts_of([body.query], "query")
     documents = texts_of(body.documents, "documents")
-    compared = await comparison_of(model, [query], documents, body, ("query", "documents"))
-    return RankWork(body, model, compared, documents)
+    comparison = await comparison_of(model, [query], documents, body, ("query", "documents"))
+
+    async def whole() -> Ranking:
+        scores = await comparison.scores()
+        # of equal ones the first stays first
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        is_shown = body.return_documents is not False
+        results = [Ranked(index, scores[index], Document(documents[index]) if is_shown else None) for index in order]
+        return Ranking(new_id("rerank"), body.model or model.name, comparison.usage, results)
+
+    return PoolingAnswer(whole, long_field="results")
 
 
 def texts_of(given: Texts, name: str) -> list[str]:
@@ -236,42 +247,5 @@ async def comparison_of(
     return Comparison(PoolingWork(inputs, params, EMBED, caller, model, **asked), len(first), reads_pairs=False)
 
 
-class ScoreWork:
-    """Scores in the order of the pairs."""
-
-    long_field = "data"
-
-    def __init__(self, body: ScoreRequest, model: ServedModel, comparison: Comparison) -> None:
-        self._name = body.model or model.name
-        self._comparison = comparison
-
-    async def whole(self) -> ScoreList:
-        scores = await self._comparison.scores()
-        data = [Score(index, score) for index, score in enumerate(scores)]
-        return ScoreList(new_id("score"), int(time.time()), self._name, data, self._comparison.usage)
-
-
-class RankWork:
-    """Documents, the best first."""
-
-    long_field = "results"
-
-    def __init__(self, body: RerankRequest, model: ServedModel, comparison: Comparison, documents: list[str]) -> None:
-        self._body = body
-        self._name = body.model or model.name
-        self._comparison = comparison
-        self._documents = documents
-
-    async def whole(self) -> Ranking:
-        scores = await self._comparison.scores()
-        # of equal ones the first stays first
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
-        is_shown = self._body.return_documents is not False
-        results = [
-            Ranked(index, scores[index], Document(self._documents[index]) if is_shown else None) for index in order
-        ]
-        return Ranking(new_id("rerank"), self._name, self._comparison.usage, results)
-
-
-SCORE_ENDPOINT = Endpoint(ScoreRequest, SCORE_RULES, _score, lambda work: work.whole())
-RERANK_ENDPOINT = Endpoint(RerankRequest, RERANK_RULES, _rerank, lambda work: work.whole())
+SCORE_ENDPOINT = Endpoint(ScoreRequest, SCORE_RULES, _score, PoolingAnswer.whole)
+RERANK_ENDPOINT = Endpoint(RerankRequest, RERANK_RULES, _rerank, PoolingAnswer.whole)
