@@ -40,7 +40,7 @@ def as_kept(config: Any) -> Callable[[str, Any], list[tuple[str, Any]]]:
     the shape of the file, unless there are as many inputs as outputs: then the version that wrote the file tells."""
     hidden_size = config.hidden_size
     intermediate_size = config.moe_intermediate_size
-    version = str(getattr(config, "transformers_version", None) or "")
+    version = str(config.transformers_version or "")
     outputs_and_inputs = {
         "gate_up_proj": (2 * intermediate_size, hidden_size),
         "down_proj": (hidden_size, intermediate_size),
@@ -92,6 +92,8 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
         "num_experts": None,
         # the same, as Transformers writes it since its fifth version
         "num_local_experts": None,
+        # what wrote the file
+        "transformers_version": None,
     }
     complete_config = staticmethod(complete_config)
 
