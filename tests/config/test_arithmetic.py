@@ -190,3 +190,14 @@ def test_a_plan_says_what_fp8_becomes(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["plan", str(tmp_path), "--memory", "40GiB", *flags]) == 0
     assert form in capsys.readouterr().out
+
+
+def test_shared_experts_under_two_names_count_once():
+    names = ("n_shared_experts", "num_shared_experts")
+    config = {
+        "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "intermediate_size": 3072,
+        "vocab_size": 1000, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512,
+    }  # fmt: skip
+    once, twice = (ModelShape.of({**config, **dict.fromkeys(given, 2)}) for given in (names[:1], names))
+    assert once.num_linear_parameters == twice.num_linear_parameters
+    assert once.num_linear_parameters - ModelShape.of(config).num_linear_parameters == 4 * 3 * 1024 * 2 * 512

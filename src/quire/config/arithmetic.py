@@ -74,7 +74,8 @@ class ExpertShape:
             return None
         num_experts = size_of(config, *_NUM_EXPERTS)
         inner = size_of(config, "moe_intermediate_size", "intermediate_size")
-        num_shared = sum(count_of(config, name) for name in _NUM_SHARED)
+        # one number, which a file may have under two names
+        num_shared = max(count_of(config, name) for name in _NUM_SHARED)
         shared = count_of(config, "shared_expert_intermediate_size") or num_shared * inner
         if config.get(_DENSE_SIZE):
             # a shared expert is as large as the others
