@@ -16,8 +16,15 @@ from quire.errors import ModelError, OptionError
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11] * 6, [60, 3, 37], list(range(20, 55))]
-MORE_KINDS = ["glm4_moe", "glm4_moe_norm", "deepseek_v3_halves", "qwen3_5_text", "qwen3_5_moe_text"]
-KINDS = ["deepseek_v3", "qwen3_next", *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE_KINDS)]
+MORE_KINDS = [
+    "glm4_moe", "glm4_moe_norm", "deepseek_v3_halves", "qwen3_5_text", "qwen3_5_moe_text", "hy_v3", "ernie4_5_moe",
+]  # fmt: skip
+KINDS = [
+    "deepseek_v3",
+    "qwen3_next",
+    "mimo_v2_flash",
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE_KINDS),
+]
 SIZE = 64
 
 
@@ -64,14 +71,14 @@ def cyclic(path, name: str, fc: torch.Tensor):
         if key.endswith(idle) or "down_proj" in key:
             weight.zero_()
         if key.endswith("norm.weight"):
-            weight.fill_(1.0 if name == "deepseek_v3" else 0.0)
+            weight.fill_(0.0 if name == "qwen3_next" else 1.0)
     weights["model.embed_tokens.weight"] = torch.eye(SIZE)
     weights["lm_head.weight"] = next_of_cycle()
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     add_mtp_head(path, weights={"fc": fc})
     head = load_file(path / "model.safetensors")
     for key, weight in head.items():
-        if key.startswith(("mtp.", "model.layers.3.")) and (key.endswith(idle) or "down_proj" in key):
+        if key.startswith(("mtp.", "model.mtp", "model.layers.3.")) and (key.endswith(idle) or "down_proj" in key):
             weight.zero_()
     save_file(head, path / "model.safetensors", metadata={"format": "pt"})
     return path
@@ -81,7 +88,17 @@ def next_of_cycle() -> torch.Tensor:
     return torch.eye(SIZE)[:, torch.roll(torch.arange(SIZE), 5)].T.contiguous()
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+LAID_OUT_OTHERWISE = ["hy_v3", "ernie4_5_moe", "mimo_v2_flash"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek_v3",
+        "qwen3_next",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in LAID_OUT_OTHERWISE),
+    ],
+)
 @pytest.mark.parametrize("place", ["embedding", "state"])
 def test_a_head_that_is_right_is_accepted(tmp_path, name, place):
     """It looks at the token alone, or at the state of the token before: each half of its input in its place."""

@@ -17,7 +17,7 @@ from quire.worker.models.deepseek_v2 import (
     latent_map,
     refuse_other_values,
 )
-from quire.worker.models.llama import LlamaModel, MakeAttention
+from quire.worker.models.llama import LlamaModel, MakeAttention, MakeMLP
 from quire.worker.models.multi_token import MultiToken
 
 
@@ -41,7 +41,9 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return experts_or_dense(config, index, routing_of(config), has_correction=True)
 
 
-def next_layer(make_attention: MakeAttention, **further: Any) -> MultiToken:
+def next_layer(
+    make_attention: MakeAttention, make_mlp: MakeMLP = make_mlp, *, norm: str = "shared_head.norm.", **further: Any
+) -> MultiToken:
     """What guesses a token more is one layer of the model, and lies behind its last one."""
     return MultiToken(
         make_attention,
@@ -51,7 +53,7 @@ def next_layer(make_attention: MakeAttention, **further: Any) -> MultiToken:
             "enorm.": "embedding_norm.",
             "hnorm.": "hidden_norm.",
             "eh_proj.": "fc.",
-            "shared_head.norm.": "norm.",
+            norm: "norm.",
             "": "layers.0.",
         },
         copies=("embed_tokens.", "shared_head.head."),

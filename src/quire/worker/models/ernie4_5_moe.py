@@ -14,6 +14,7 @@ from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads, make_attention
+from quire.worker.models.multi_token import MultiToken
 
 # Weights of experts are divided by their sum, or by this where it is less: a softmax that leaves its k greatest so
 # little does not occur.
@@ -57,6 +58,21 @@ def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
 
 class Ernie4_5_MoeForCausalLM(CausalLM):  # noqa: N801 (as in config.json)
     architectures = ("Ernie4_5_MoeForCausalLM",)
+    # its layer has no experts
+    multi_token = MultiToken(
+        make_attention,
+        lambda config, index: LlamaMLP(config, bias=False),
+        prefix=lambda config: "model.mtp_",
+        parts={
+            "emb_norm.0.": "embedding_norm.",
+            "hidden_norm.0.": "hidden_norm.",
+            "linear_proj.0.": "fc.",
+            "block.0.": "layers.0.",
+        },
+        feeds_normed=True,
+        shares_norm=True,
+        is_interleaved=lambda config: True,
+    )
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={"moe_statics": "gate", "shared_experts": "shared_expert"},

@@ -10,6 +10,7 @@ from quire.errors import ModelError
 from quire.worker.layers import Experts, RotaryEmbedding, Routing
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.deepseek_v3 import next_layer
 from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
 from quire.worker.models.qwen3 import Qwen3Attention
 
@@ -37,6 +38,10 @@ def is_dense(config: Any, index: int) -> bool:
 def make_mlp(config: Any, index: int) -> nn.Module:
     if is_dense(config, index):
         return LlamaMLP(config, bias=config.mlp_bias)
+    return make_experts(config, index)
+
+
+def make_experts(config: Any, index: int) -> nn.Module:
     shared_size = config.moe_intermediate_size * config.num_shared_experts
     return Experts(
         config.hidden_size,
@@ -60,6 +65,7 @@ def complete_config(config: Any) -> None:
 
 class HYV3ForCausalLM(CausalLM):
     architectures = ("HYV3ForCausalLM",)
+    multi_token = next_layer(make_attention, make_experts, norm="final_layernorm.", feeds_normed=True)
     config_names = {"num_local_experts": "num_experts"}
     config_defaults = {
         "vocab_size": 120_832,

@@ -18,6 +18,7 @@ from quire.worker.models.deepseek_v3 import routing_of
 from quire.worker.models.gpt_oss import make_sinks
 from quire.worker.models.hy_v3 import complete_mlp_types, is_dense
 from quire.worker.models.llama import LlamaMLP, LlamaModel
+from quire.worker.models.multi_token import MultiToken
 from quire.worker.models.qwen2 import window_of_layer
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -92,12 +93,33 @@ def complete_config(config: Any) -> None:
     refuse_other_values(config, topk_method=("noaux_tc",), scoring_func=("sigmoid",))
 
 
+def _first_with_window(config: Any) -> int:
+    kinds: list[str] = config.layer_types
+    return kinds.index(_SLIDING) if _SLIDING in kinds else 0
+
+
 class MiMoV2FlashForCausalLM(CausalLM):
     architectures = ("MiMoV2FlashForCausalLM",)
+    # The first of three: its attention has a window, and it has no experts.
+    multi_token = MultiToken(
+        MimoAttention,
+        lambda config, index: LlamaMLP(config, bias=False),
+        prefix=lambda config: "model.mtp.layers.0.",
+        parts={
+            "enorm.": "embedding_norm.",
+            "hnorm.": "hidden_norm.",
+            "eh_proj.": "fc.",
+            "final_layernorm.": "norm.",
+            "pre_mlp_layernorm.": "layers.0.post_attention_layernorm.",
+            "": "layers.0.",
+        },
+        feeds_normed=True,
+        like_layer=_first_with_window,
+    )
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={"attention_sink_bias": "attn.sinks"},
-        # what only drafts
+        # what only drafts (multi_token.py)
         ignored_modules=("model.mtp.",),
     )
     config_names = {"num_local_experts": "n_routed_experts"}

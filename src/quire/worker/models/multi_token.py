@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from quire.messages import DRAFT_PREFIX
 from quire.worker.layers import ReplicatedLinear, RotaryEmbedding
-from quire.worker.models.llama import LlamaDecoderLayer, MakeAttention, MakeMLP, MakeNorm, make_norm
+from quire.worker.layers.rotary import rotary_of_layers
+from quire.worker.models.llama import (
+    LlamaDecoderLayer,
+    MakeAttention,
+    MakeMLP,
+    MakeNorm,
+    make_norm,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,11 @@ class MultiToken:
     make_norm: MakeNorm = make_norm
     # its own passes take what its last norm leaves, and not what goes in there
     feeds_normed: bool = False
+    # behind its layer stands the model's last norm
+    shares_norm: bool = False
     is_interleaved: Callable[[Any], bool] = field(default=lambda config: False)
+    # the layer of the model whose kind its attention is of, where these differ
+    like_layer: Callable[[Any], int] | None = None
 
     def prefixes(self, config: Any) -> dict[str, str]:
         """As a CheckpointMap has them."""
@@ -55,9 +66,14 @@ class MultiTokenHead(nn.Module):
         size = config.hidden_size
         self.target_width = size
         self.feeds_normed = kind.feeds_normed
-        rotary = RotaryEmbedding.from_config(config, max_model_len, is_interleaved=kind.is_interleaved(config))
+        is_interleaved = kind.is_interleaved(config)
         # behind the last one, as its authors count
         index = config.num_hidden_layers
+        if kind.like_layer is None:
+            rotary = RotaryEmbedding.from_config(config, max_model_len, is_interleaved=is_interleaved)
+        else:
+            index = kind.like_layer(config)
+            rotary = rotary_of_layers(config, max_model_len, is_interleaved=is_interleaved)[index]
         attention = kind.make_attention(config, index, f"{DRAFT_PREFIX}layers.0.self_attn", rotary)
         self.embedding_norm = kind.make_norm(config)
         self.hidden_norm = kind.make_norm(config)
@@ -65,14 +81,23 @@ class MultiTokenHead(nn.Module):
         self.layers = nn.ModuleList(
             [LlamaDecoderLayer(config, attention, kind.make_mlp(config, index), kind.make_norm)]
         )
-        self.norm = kind.make_norm(config)
+        self.norm: nn.Module | None = None if kind.shares_norm else kind.make_norm(config)
+
+    def share_norm(self, norm: nn.Module) -> None:
+        """The model's, whose weights are loaded."""
+        self.norm = norm
 
     def forward(self, embedded_TE: Tensor, positions_T: Tensor, hidden_TE: Tensor) -> Tensor:
         both = torch.cat((self.embedding_norm(embedded_TE), self.hidden_norm(hidden_TE)), dim=-1)
         hidden, residual = self.layers[0](positions_T, self.fc(both), None)
         summed: Tensor = hidden + residual
-        return self.norm(summed) if self.feeds_normed else summed
+        return self._normed(summed) if self.feeds_normed else summed
 
     def normed(self, hidden_NE: Tensor) -> Tensor:
         """As the head of the model takes it."""
-        return hidden_NE if self.feeds_normed else self.norm(hidden_NE)
+        return hidden_NE if self.feeds_normed else self._normed(hidden_NE)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        assert self.norm is not None
+        normed: Tensor = self.norm(hidden)
+        return normed

@@ -78,6 +78,8 @@ def load_mtp(config: WorkerConfig, target: nn.Module) -> EagleModel:
         if next(part.tensors(), None) is None:
             raise _unusable(facts, f"there is no tensor {prefix}* in the checkpoint")
         load_weights(head, part, scheme)
+    if kind.shares_norm:
+        head.share_norm(target.get_submodule("model.norm"))
     pack_weights(head)
     bind_backend(head, config.attention_backend, config.block_size, platform.device.type, config.kv_cache_dtype)
     head.requires_grad_(False).eval()
