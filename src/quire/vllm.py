@@ -8,6 +8,7 @@ docs/coming-from.md says what is different.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from typing import Any
 
@@ -32,6 +33,15 @@ from quire.interfaces.compat.vllm_engine import (
     Vector,
     cleanup_dist_env_and_memory,
     print_embeddings,
+)
+from quire.interfaces.compat.vllm_logits import (
+    AdapterLogitsProcessor,
+    BatchUpdate,
+    LogitsProcessor,
+    MoveDirectionality,
+    RequestLogitsProcessor,
+    VllmConfig,
+    process_dict_updates,
 )
 from quire.interfaces.compat.vllm_outputs import FlatLogprobs
 from quire.interfaces.compat.vllm_params import RequestOutputKind, SamplingParams
@@ -60,9 +70,11 @@ TokensInput = TokensPrompt
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BatchUpdate",
     "BeamSearchParams",
     "ClassificationOutput",
     "ClassificationRequestOutput",
@@ -79,14 +91,17 @@ __all__ = [
     "Histogram",
     "LLMEngine",
     "LoRARequest",
+    "LogitsProcessor",
     "Logprob",
     "Metric",
     "ModelRegistry",
+    "MoveDirectionality",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
     "ProfilerConfig",
     "PromptType",
+    "RequestLogitsProcessor",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -98,11 +113,19 @@ __all__ = [
     "TokensPrompt",
     "VLLMValidationError",
     "Vector",
+    "VllmConfig",
     "WatermarkDetection",
     "__version__",
     "cleanup_dist_env_and_memory",
+    "init_logger",
     "print_embeddings",
+    "process_dict_updates",
 ]
+
+
+def init_logger(name: str) -> logging.Logger:
+    """Of a program's own; what it says on top of the standard library's (info_once) is not here."""
+    return logging.getLogger(name)
 
 
 class FlexibleArgumentParser(CommandParser):

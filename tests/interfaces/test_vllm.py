@@ -190,8 +190,7 @@ def test_facts_of_the_model(llm):
 
 @pytest.mark.parametrize(
     ("parameter", "words"),
-    [({"extra_args": {"a": 1}}, "logits_processors"),
-     ({"spaces_between_special_tokens": False}, "tokenizer"), ({"truncate_prompt_tokens": 3}, "tokenization_kwargs")],
+    [({"spaces_between_special_tokens": False}, "tokenizer"), ({"truncate_prompt_tokens": 3}, "tokenization_kwargs")],
 )  # fmt: skip
 def test_parameters_that_cannot_be_had(parameter, words):
     with pytest.raises(vllm.VLLMValidationError, match=words):

@@ -27,6 +27,9 @@ use themselves. What has the same name and meaning on both sides is not listed (
 - **A program**: `import quire.vllm as vllm`, or `from quire.vllm import LLM, SamplingParams`; `LLM`, `AsyncLLM`,
   `LLMEngine`, `EngineArgs`, prompts and outputs have vLLM's names, positions and keywords.
 - **A program as it is**: `python -m quire.vllm SCRIPT`, which stands in for the package `vllm`.
+- **Logits processors** of vLLM's interface (`vllm.v1.sample.logits_processor`): `LLM(logits_processors=[...])` takes
+  the classes, where the engine core is in this process. Each sequence is a batch of one for them; all are applied
+  before temperature, and not beside drafts. Those of vLLM's second model runner are not built.
 - **HTTP**: the same addresses and fields for requests that generate; docs/fields.md says of each field what it does,
   or why it is refused. `--metrics-prefix vllm:` gives metrics the names of vLLM's dashboards.
 """

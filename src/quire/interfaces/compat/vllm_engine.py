@@ -22,6 +22,7 @@ from quire.beam_search_params import GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.errors import OptionError, RequestError
 from quire.interfaces import async_llm
+from quire.interfaces.compat.vllm_logits import Processors, VllmConfig
 from quire.interfaces.compat.vllm_names import options_from_vllm
 from quire.interfaces.compat.vllm_outputs import FlatLogprobs
 from quire.interfaces.compat.vllm_params import RequestOutputKind
@@ -96,6 +97,7 @@ class LLM(our.LLM):
         self._forms, options = _forms_of(options)
         self._profile = _Profile(options.pop("profiler_config", None))
         self._is_timed = options.get("disable_log_stats") is False
+        self._processors = Processors(options.pop("logits_processors", None), options)
         super().__init__(**our_options({"model": model, **options}))
 
     @property
@@ -111,12 +113,23 @@ class LLM(our.LLM):
         use_tqdm: UseTqdm,
         **options: Any,
     ) -> list[RequestOutput]:
-        formed = [_with_forms(one, self._forms) for one in each]
+        formed = [self.prepared(one) for one in each]
         outputs = super()._generate(prompts, formed, priority, use_tqdm, **options)
         for output, params in zip(outputs, each, strict=True):
             if getattr(params, "is_flat", False):
                 _flatten(output)
         return outputs
+
+    def prepared(self, params: GenerationParams | None) -> Any:
+        """With what was said of all requests: how forms are written, and processors."""
+        if params is None and self._processors:
+            params = self.get_default_sampling_params()
+        return self._processors.of(_with_forms(params, self._forms), lambda: self.vllm_config)
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """What a processor may ask of the engine."""
+        return VllmConfig.of(self.config, self.model_config)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -393,6 +406,8 @@ class LLMEngine:
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, lora_request: Any = None
     ) -> str:
+        params = self.llm.prepared(params)
+
         async def answer() -> RequestOutput:
             async for output in self.llm._engine.generate(
                 prompt, params, request_id, priority=priority, lora_request=lora_request

@@ -335,6 +335,10 @@ OPTIONS: tuple[VllmOption, ...] = (
         "tool_parser_plugin",
         "reasoning_parser_plugin",
         "io_processor_plugin",
+        takes=None,
+    ),
+    *_refused(
+        "classes of vLLM's run in quire.vllm.LLM; a server's processors are installed (docs/sampling.md)",
         "logits_processors",
         takes=None,
     ),

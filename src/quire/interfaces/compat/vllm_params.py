@@ -20,12 +20,29 @@ class RequestOutputKind(enum.Enum):
 
 # parameter -> values that ask for nothing, and what to do for the others
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "extra_args": ((None, {}), 'give logits_processors=[{"name": ..., "args": {...}}]'),
     "spaces_between_special_tokens": ((True,), "special tokens are written as the tokenizer writes them"),
     "skip_clone": ((False, True), ""),
     "truncate_prompt_tokens": ((None,), "cut the prompt, or give tokenization_kwargs to generate"),
     "skip_reading_prefix_cache": ((None, False), "give the prompt a cache_salt of its own"),
 }
+
+
+class ExtraArgs:
+    """extra_args, among the processors of a request until an engine takes them for its own classes (vllm_logits.py)."""
+
+    __name__ = "extra_args"
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        self.args = args
+
+    def __call__(self, _output: list[int], _logits: Any) -> None:
+        raise RequestError(NOBODYS_ARGS)
+
+
+NOBODYS_ARGS = (
+    "extra_args: are for classes of vllm.LLM(logits_processors=[...]), and there are none. Give "
+    'logits_processors=[{"name": ..., "args": {...}}] in the parameters.'
+)
 
 
 class SamplingParams(OurSamplingParams, kw_only=True, dict=True):
@@ -46,6 +63,9 @@ class SamplingParams(OurSamplingParams, kw_only=True, dict=True):
         for name, (neutral, instead) in REFUSED.items():
             if getattr(self, name) not in neutral:
                 raise RequestError(f"{name}={getattr(self, name)!r}: not supported: {instead}.", param=name)
+        if self.extra_args:
+            self.logits_processors = [*(self.logits_processors or ()), ExtraArgs(self.extra_args)]
+            self.extra_args = None
         super().__post_init__()
         self.__dict__["kind"] = self.output_kind
         self.__dict__["is_flat"] = self.flat_logprobs
