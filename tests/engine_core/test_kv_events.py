@@ -28,6 +28,7 @@ def watched_core(num_blocks=32, block_size=4):
     core = CoreUnderTest(num_blocks=num_blocks, block_size=block_size)
     log = CacheChangeLog(0, block_size, ChainHasher(block_size, KEY).digest)
     core.manager.pool.changes = log
+    log.attach(core.manager.pool)
     return core, log
 
 
@@ -48,7 +49,7 @@ def replayed(events, known):
 
 
 def named_in(core):
-    return {public_name(name) for group, name in core.manager.pool._block_by_key if group == 0}
+    return set(map(public_name, core.manager.pool.names(0)))
 
 
 def test_a_chain_is_one_event_with_the_names_that_a_router_computes():

@@ -20,9 +20,11 @@ class CacheFeed(StepObserver):
         self._tells_client = tells_client
         self._tell: Callable[[CacheChanged], None] | None = None
 
-    def watch(self, tell: Callable[[CacheChanged], None]) -> None:
+    def watch(self, tell: Callable[[CacheChanged], None], name: Callable[[bytes], int] | None = None) -> None:
+        """`name`: how it wants to hear of a name, if not by the public one."""
         if self._tells_client:
             self._tell = tell
+            self.changes.public_name = name or self.changes.public_name
 
     def held(self) -> CacheChanged | None:
         """What `watch` has told of, for one that comes later."""

@@ -213,10 +213,11 @@ class EngineCore:
     def _observe(self, observer: StepObserver) -> None:
         self._observers = StepObservers((*self._observers.observers, observer))
 
-    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
-        """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
+    def watch_cache(self, tell: Callable[[CacheChanged], None], name: Callable[[bytes], int] | None = None) -> None:
+        """Has `tell` called with what a step has changed in the prefix cache, where that was asked for. `name`: how a
+        block is called then, if not by its public number."""
         if self._feed is not None:
-            self._feed.watch(tell)
+            self._feed.watch(tell, name)
 
     def held_in_cache(self) -> CacheChanged | None:
         """All that was told of and is still there; None: nothing, or nobody has asked for it."""

@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.chain_hashes import ChainHasher, public_name, user_key
+from quire.chain_hashes import ChainHasher, user_key
 from quire.messages import CacheChanged, EngineRequest
 from quire.routing import POLICIES, Choice, Router
 from quire.simulation.deployment import Deployment
 from quire.simulation.records import Record
-from quire.simulation.replica import Replica, Tell
+from quire.simulation.replica import Replica, Tell, as_it_is
 
 # of the names of blocks: replicas and router must agree, and runs repeat
 _KEY = b"quire simulation"
@@ -147,7 +147,7 @@ class Fleet:
             return ()
         # requests of a simulation have neither tenants nor images
         root = self._hasher.root(user_key(request))
-        return [public_name(name) for name in self._hasher.chain(root, request.prompt_token_ids)]
+        return list(map(as_it_is, self._hasher.chain(root, request.prompt_token_ids)))
 
     # ------------------------------------------------------------------------------------------ what the router hears
 

@@ -7,7 +7,7 @@ hands out numbers and knows neither sequences nor tokens. Called by the KV cache
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChan
 from quire.engine_core.kv_cache_manager.eviction import NOBODY, ByShares, EvictionOrder, LeastRecentlyUsed
 from quire.engine_core.kv_cache_manager.lost_names import LostNames
 from quire.observability.recorder import Recorder
+
+_known_numbers: list[int] = []
+
+
+def _numbers_up_to(count: int) -> list[int]:
+    """At least the first so many numbers, each in its place."""
+    _known_numbers.extend(range(len(_known_numbers), count))
+    return _known_numbers
 
 
 class BlockPool:
@@ -36,13 +44,18 @@ class BlockPool:
         told of names that come and go."""
         self.num_blocks = num_blocks
         self.keeps_contents = keeps_contents
-        self._free = list(reversed(range(num_blocks) if free_order is None else free_order))
+        # those of all pools of a process are the same objects, of which a simulation has thousands
+        self._numbers = _numbers_up_to(num_blocks)
+        self._free = self._numbers[:num_blocks][::-1] if free_order is None else list(reversed(free_order))
         self.counts = np.zeros(num_blocks, dtype=np.int64)
         # of these holders, those that offer the block; and how many blocks have another one
         self._offers = np.zeros(num_blocks, dtype=np.int64)
         self._num_out_of_reach = 0
-        self._keys: list[BlockKey | None] = [None] * num_blocks
-        self._block_by_key: dict[BlockKey, int] = {}
+        # A key in two parts, because a name by itself takes half of the memory. Blocks by name, of each group; names by
+        # block; and the group of those that are not of group 0.
+        self._blocks: dict[int, dict[bytes, int]] = {0: {}}
+        self._names: list[bytes | None] = [None] * num_blocks
+        self._group_of: dict[int, int] = {}
         # by `allocate` and `take`, ever
         self.num_taken = 0
         # count 0 and content known
@@ -56,6 +69,8 @@ class BlockPool:
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
         self.changes = changes
+        if changes is not None:
+            changes.attach(self)
 
     @property
     def num_available(self) -> int:
@@ -154,7 +169,7 @@ class BlockPool:
         self._num_out_of_reach -= self._num_offered(blocks, counts)
         released = blocks[counts == 0].tolist()
         num_free = len(self._free)
-        if self._block_by_key:
+        if any(self._blocks.values()):
             self._give_back(released)
         else:  # none has a name
             self._free += released
@@ -163,10 +178,10 @@ class BlockPool:
 
     def _give_back(self, blocks: list[int]) -> None:
         for block in blocks:
-            if self._keys[block] is None:
+            if self._names[block] is None:
                 self._free.append(block)
             elif self.keeps_contents:
-                self._cached[block] = None
+                self._cached[self._numbers[block]] = None
             else:
                 self.forget(block)
                 self._free.append(block)
@@ -186,28 +201,36 @@ class BlockPool:
 
     def find(self, key: BlockKey) -> int | None:
         """A pure look-up: takes no reference."""
-        return self._block_by_key.get(key)
+        group, name = key
+        blocks = self._blocks.get(group)
+        return None if blocks is None else blocks.get(name)
 
     def length_of_chain(self, group: int, contents: Iterable[bytes]) -> int:
         """How many of these, from the first on, are there."""
         length = 0
+        blocks = self._blocks.get(group, {})
         for content in contents:
-            if (group, content) not in self._block_by_key:
+            if content not in blocks:
                 break
             length += 1
         return length
 
     def key_of(self, block: int) -> BlockKey | None:
-        return self._keys[block]
+        name = self._names[block]
+        return None if name is None else (self._group_of.get(block, 0), name)
+
+    def names(self, group: int) -> KeysView[bytes]:
+        """That blocks of this group have."""
+        return self._blocks.get(group, {}).keys()
 
     def register(self, block: int, key: BlockKey, owner: str = NOBODY) -> bool:
         """The block's content is known from now on, and whose it is. False: somebody holds another one with the same
         content, and this one stays anonymous. A twin that nobody holds makes way: who follows would revive it, and so
         take a block more out of the pool than one who shares what was just computed, which is what estimates count
         on."""
-        if self._keys[block] is not None:
+        if self._names[block] is not None:
             return False
-        twin = self._block_by_key.get(key)
+        twin = self.find(key)
         if twin is not None:
             if twin not in self._cached:
                 return False
@@ -217,15 +240,18 @@ class BlockPool:
 
     def claim(self, block: int, key: BlockKey, owner: str = NOBODY) -> None:
         """The block is the one to be found under this key from now on; a twin becomes anonymous."""
-        twin = self._block_by_key.get(key)
+        twin = self.find(key)
         if twin is not None and twin != block:
             self.discard(twin)
-        if self._keys[block] is None:
+        if self._names[block] is None:
             self._name(block, key, owner)
 
     def _name(self, block: int, key: BlockKey, owner: str) -> None:
-        self._keys[block] = key
-        self._block_by_key[key] = block
+        group, name = key
+        self._names[block] = name
+        self._blocks.setdefault(group, {})[name] = self._numbers[block]
+        if group:
+            self._group_of[block] = group
         if self._shares is not None:
             self._shares.named(block, owner)
         if self.changes is not None:
@@ -233,15 +259,16 @@ class BlockPool:
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
-        key = self._keys[block]
-        if key is not None:
+        name = self._names[block]
+        if name is not None:
             self.num_names_lost += 1
-            del self._block_by_key[key]
-            self._keys[block] = None
+            group = self._group_of.pop(block, 0)
+            del self._blocks[group][name]
+            self._names[block] = None
             if self._shares is not None:
                 self._shares.unnamed(block)
             if self.changes is not None:
-                self.changes.unnamed(key)
+                self.changes.unnamed((group, name), block)
 
     def discard(self, block: int) -> None:
         """The same of any block: one that nobody holds is free then."""
@@ -256,12 +283,14 @@ class BlockPool:
         self.recorder.forgotten(list(self._cached))
         self._free.extend(self._cached)
         self._cached.clear()
-        self.num_names_lost += len(self._block_by_key)
-        self.lost.add(self._block_by_key, "cleared")
-        self._block_by_key.clear()
+        keys = [(group, name) for group, blocks in self._blocks.items() for name in blocks]
+        self.num_names_lost += len(keys)
+        self.lost.add(keys, "cleared")
+        self._blocks = {0: {}}
+        self._group_of.clear()
         if self.changes is not None:
             self.changes.cleared()
-        self._keys = [None] * self.num_blocks
+        self._names = [None] * self.num_blocks
 
     def check_invariants(self, holders: Blocks, offers: Blocks | None = None) -> None:
         """`holders` counts, for each block, the entries of all block tables, `offers` those of who would give it up."""
@@ -274,18 +303,18 @@ class BlockPool:
         assert sorted([*self._free, *self._cached]) == (holders == 0).nonzero()[0].tolist(), (
             "free, cached and held blocks are not a partition of the pool"
         )
-        key_of = self._keys.__getitem__
-        named = list(self._block_by_key.values())
-        assert list(map(key_of, named)) == list(self._block_by_key), "keys and blocks do not match"
-        assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
-        assert None not in map(key_of, self._cached), "a cached block has no key"
+        entries = [(block, (group, name)) for group, by_name in self._blocks.items() for name, block in by_name.items()]
+        named = [block for block, _ in entries]
+        assert all(self.key_of(block) == key for block, key in entries), "keys and blocks do not match"
+        assert self._names.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
+        assert None not in map(self._names.__getitem__, self._cached), "a cached block has no key"
         if self._shares is not None:
             self._shares.check_invariants(named)
         assert self.keeps_contents or not len(self._cached), "contents are cached that nobody may find"
 
     def _evict(self) -> int:
         block = self._cached.evicted()
-        key = self._keys[block]
+        key = self.key_of(block)
         assert key is not None
         self.lost.add((key,), "evicted")
         self.forget(block)
