@@ -177,7 +177,7 @@ def _without_group(value: Any) -> Any:
 
 
 def evicted_but_still_named(_: Method) -> Method:
-    return lambda self: self._cached.popitem(last=False)[0]
+    return lambda self: self._cached.evicted()
 
 
 def another_tenant_may_continue(_: Method) -> Method:

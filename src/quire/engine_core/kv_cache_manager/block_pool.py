@@ -59,7 +59,7 @@ class BlockPool:
         # by `allocate` and `take`, ever
         self.num_taken = 0
         # count 0 and content known
-        self._cached: EvictionOrder = LeastRecentlyUsed() if order is None else order
+        self._cached: EvictionOrder = LeastRecentlyUsed(num_blocks) if order is None else order
         # told of names where it matters whose a block is
         self._shares = order if isinstance(order, ByShares) else None
         self.num_evictions = 0
@@ -177,14 +177,15 @@ class BlockPool:
             self.recorder.released(released, self._free[num_free:])
 
     def _give_back(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if self._names[block] is None:
-                self._free.append(block)
-            elif self.keeps_contents:
-                self._cached[self._numbers[block]] = None
-            else:
+        names = self._names
+        named = [block for block in blocks if names[block] is not None]
+        if self.keeps_contents:
+            self._cached.extend(named)
+            blocks = [block for block in blocks if names[block] is None] if len(named) < len(blocks) else []
+        else:
+            for block in named:
                 self.forget(block)
-                self._free.append(block)
+        self._free += blocks
 
     def offer(self, blocks: Blocks) -> None:
         """One more holder of each of these, which are distinct, would give it up to whoever needs it."""
