@@ -129,6 +129,8 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     # patches in time, height and width; merge_size x merge_size of them are one token
     grid: list[int]
     merge_size: int
+    # behind each row of cells stand so many tokens of text, which are counted in `length`
+    line_ends: int = 0
     # names the content: over bytes, type and shape
     content_hash: bytes
     # its tokens see each other, so they are computed in one step

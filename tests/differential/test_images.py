@@ -12,7 +12,13 @@ from PIL import Image
 
 from quire import LLM, SamplingParams
 from quire.errors import ModelError, RequestError
-from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model, reference_inputs
+from quire.testing.image_checkpoints import (
+    IMAGE_TOKEN_ID,
+    JOINED,
+    make_image_checkpoint,
+    make_image_model,
+    reference_inputs,
+)
 from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES
 
 NUM_TOKENS = 8
@@ -58,21 +64,30 @@ FAMILIES = [
     "gemma3",
     "gemma4",
     "qwen2_vl",
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3_vl_moe", "gemma4_ahead")),
+    "llava",
+    "mistral3",
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("qwen3_vl_moe", "gemma4_ahead", "llava_siglip", "pixtral")
+    ),
 ]
 # what is said of those that the library does not run under Quire's attention
 NOT_IN_LIBRARY = {
-    "qwen3_vl": "of models that see images it runs",
-    "qwen3_vl_moe": "of models that see images it runs",
     "gemma4": "changes the attention mask by itself",
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", *JOINED), "of models that see images it runs"),
 }
 TEXT_IN_LIBRARY = ("gemma3", "gemma4_ahead")
 # families whose images have up to 16 tokens, which are computed in one step
 WHOLE = ("gemma3", "gemma4_ahead")
-# groups of layers have blocks of their own: of so many the longest prompt takes nearly all
-FEW_BLOCKS = {"gemma3": 57, "gemma4": 37}
+# of so many blocks the prompts take a little more; groups of layers have blocks of their own
+FEW_BLOCKS = {"gemma3": 57, "gemma4": 37, "llava": 29, "llava_siglip": 29, "pixtral": 32, "mistral3": 29}
+# tokens of the larger image: with fewer it would be made smaller
+LARGER = {"gemma4": 16, "gemma4_ahead": 16, "pixtral": 24, "mistral3": 15}
 # of a prompt of one image, and of the same prompt with another
-NUM_CACHED = {"gemma3": (20, 4), "gemma4": (16, 0), "gemma4_ahead": (0, 0)}
+NUM_CACHED = {
+    "gemma3": (20, 4), "gemma4": (16, 0), "gemma4_ahead": (0, 0), "llava": (16, 0), "llava_siglip": (16, 0),
+    "pixtral": (40, 0), "mistral3": (12, 0),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -178,9 +193,9 @@ def options_of(way: str, family: str) -> dict:
     options = {"dtype": "float32", "max_model_len": 128, **WAYS[way]}
     if family in WHOLE and "max_num_batched_tokens" in options:
         options["max_num_batched_tokens"] += 16
-    if family.startswith("gemma4") and "max_num_encoder_tokens" in options:
-        options["max_num_encoder_tokens"] = 16  # with fewer an image would be made smaller
-    if "num_gpu_blocks_override" in options:
+    if "max_num_encoder_tokens" in options:
+        options["max_num_encoder_tokens"] = LARGER.get(family, options["max_num_encoder_tokens"])
+    if "num_gpu_blocks_override" in options and way != STAGES:
         options["num_gpu_blocks_override"] = FEW_BLOCKS.get(family, options["num_gpu_blocks_override"])
     return options
 

@@ -101,10 +101,8 @@ TOWERS = (
     "idefics3",
     "internvl",
     "llama4",
-    "llava",
     "llava_next",
     "llava_onevision",
-    "mistral3",
     "qwen3_5",
     "qwen3_5_moe",
     "vipllava",
@@ -113,4 +111,4 @@ TOWERS = (
 LISTENERS = ("whisper",)
 # those that read a text and write another one (tests/differential/test_encoder_decoder.py)
 READERS = ("mt5", "t5", "umt5")
-ENCODERS = ("gemma3", "gemma4", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+ENCODERS = ("gemma3", "gemma4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")

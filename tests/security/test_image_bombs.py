@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from tests.support.image_bombs import BOMBS, LARGE, ODD, bomb, data_url, encoded, noise, spoilt
+from tests.support.image_bombs import BOMBS, LARGE, ODD, bomb, data_url, encoded, noise, png, process_of, spoilt
 from tests.support.server_process import ServerProcess
 
 from quire.errors import RequestError
@@ -59,7 +60,7 @@ def refusal(processor: ImageProcessor, content: bytes) -> str | None:
 
 def peak_of(processor: ImageProcessor) -> int:
     """The most memory that the decoding process has had since it was looked at last."""
-    process = processor.decoder.process.popen
+    process = process_of(processor.decoder)
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     Path(f"/proc/{process.pid}/clear_refs").write_text("5", encoding="ascii")
@@ -80,35 +81,56 @@ def test_one_alone(name: str, processor: ImageProcessor) -> None:
     assert peak_of(processor) - before < _MOST_MEMORY
 
 
+@pytest.mark.parametrize("kind", ["cut", "lined"])
+@pytest.mark.parametrize("name", ["a line", "the largest jpeg for printers", "as thin as may be"])
+def test_one_that_is_cut_or_keeps_its_size(name: str, kind: str, tmp_path: Path) -> None:
+    """What an image becomes before its middle is cut out is bounded too."""
+    model_type, numbers, vision = {
+        "cut": ("llava", {"size": {"shortest_edge": 336}, "crop_size": 336}, {"image_size": 336, "patch_size": 14}),
+        "lined": ("mistral3", {"size": {"longest_edge": 1540}}, {"model_type": "pixtral", "patch_size": 14}),
+    }[kind]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(numbers))
+    config = {"model_type": model_type, "text_config": {"model_type": "llama"}, "vision_config": vision}
+    processor = ImageProcessor.find(tmp_path, {**config, "image_token_index": 5})
+    media_of(processor, encoded(noise(30, 30), "png"))
+    before = peak_of(processor)
+    text = refusal(processor, png(16_000, 110) if name == "as thin as may be" else bomb(name))
+    assert (text is not None) == (name == "a line"), text
+    if text is not None:
+        assert text.startswith(PLACE + ": the image is 16000 x 2 pixels; its sides may differ by a factor of ")
+    assert peak_of(processor) - before < _MOST_MEMORY
+    processor.decoder.close()
+
+
 def test_bytes_that_were_spoilt(processor: ImageProcessor) -> None:
     """Each is an image, or none; its process outlives them."""
     media_of(processor, encoded(noise(30, 30), "png"))
-    process = processor.decoder.process.popen
+    process = process_of(processor.decoder)
     refusals = [text for seed in range(300) if (text := refusal(processor, spoilt(seed))) is not None]
     assert max(map(len, refusals)) < 300
     assert 50 < len(refusals) < 295
-    assert processor.decoder.process.popen is process
+    assert process_of(processor.decoder) is process
 
 
 def test_a_decoder_that_dies_or_stands_still_ends_one_request() -> None:
     decoder = ImageDecoder(seconds=0.5)
     good = encoded(noise(30, 30), "png")
     decoder.open(good, PLACE)
-    first = decoder.process.popen
+    first = process_of(decoder)
     os.kill(first.pid, signal.SIGSTOP)
     with pytest.raises(RequestError, match=r"takes more than 0\.5 s to decode"):
         decoder.open(good, PLACE)
     assert first.poll() == -signal.SIGKILL
     decoder._seconds = 60
     decoder.open(good, PLACE)
-    second = decoder.process.popen
+    second = process_of(decoder)
     os.kill(second.pid, signal.SIGSTOP)
     threading.Timer(0.2, second.kill).start()
     with pytest.raises(RequestError, match="crashes its decoder"):
         decoder.open(good, PLACE)
     assert decoder.open(good, PLACE).size == (30, 30)
     decoder.close()
-    assert decoder.process.popen.poll() is not None
+    assert process_of(decoder).poll() is not None
 
 
 def test_nothing_of_a_stranger_is_decoded_here(processor: ImageProcessor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.film import film, is_possible
+from tests.support.image_bombs import process_of
 
 from quire.config.images import VideoConfig
 from quire.errors import RequestError
@@ -81,7 +82,7 @@ def refusal(decoder: VideoDecoder, content: bytes) -> str | None:
 
 def peak_of(decoder: VideoDecoder) -> int:
     """The most memory that the process has had since it was looked at last."""
-    process = decoder.process.popen
+    process = process_of(decoder)
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     Path(f"/proc/{process.pid}/clear_refs").write_text("5", encoding="ascii")
@@ -106,7 +107,7 @@ def test_one_alone(name: str, decoder: VideoDecoder) -> None:
 
 def test_bytes_that_were_spoilt(decoder: VideoDecoder) -> None:
     """Each is a video, or none; its process outlives them."""
-    process = decoder.process.popen
+    process = process_of(decoder)
     refusals = []
     for seed in range(120):
         chosen = random.Random(seed)
@@ -118,4 +119,4 @@ def test_bytes_that_were_spoilt(decoder: VideoDecoder) -> None:
     found = [text for text in refusals if text is not None]
     assert 5 < len(found) < 115
     assert max(map(len, found)) < 300
-    assert decoder.process.popen is process
+    assert process_of(decoder) is process

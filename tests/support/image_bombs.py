@@ -184,3 +184,9 @@ def spoilt(seed: int) -> bytes:
             case _:
                 content[place:place] = chosen.randbytes(chosen.randrange(1, 40))
     return bytes(content)
+
+
+def process_of(decoder: Any) -> Any:
+    """The one that a decoder has, which was asked for one thing after the other."""
+    [process] = decoder.processes._all
+    return process.popen

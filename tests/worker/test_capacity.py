@@ -285,7 +285,9 @@ def test_a_real_model_before_it_has_a_cache(tmp_path):
     assert memory.free_bytes / 8 < found.host_bytes < memory.total_bytes / 4
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "qwen2_5_vl", "qwen2_vl"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "qwen2_5_vl", "qwen2_vl", "mistral3"]
+)
 def test_the_largest_image_has_its_memory_and_so_has_what_is_kept_of_images(tmp_path, model_type):
     path = make_image_checkpoint(tmp_path / model_type, model_type)
     config = resolve(EngineOptions(model=str(path), encoder_cache_bytes=GIB // 2))[0].worker

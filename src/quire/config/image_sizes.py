@@ -50,7 +50,7 @@ class ImageSizes:
         given = read_preprocessor(folder)
         try:
             return read_family(given, hf_config)
-        except (ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError) as error:
             raise not_valid(preprocessor_file(folder), error) from error
 
     def within(self, max_tokens: int) -> ImageSizes:
@@ -143,10 +143,64 @@ def _soft_tokens(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Imag
     return ImageSizes(patch_size, merge_size, 1, cell, num_tokens * cell)
 
 
+# Families that join a tower to a text model. Of both several kinds are built; with each tower goes which of its vectors
+# are taken: those of patches alone, or all.
+JOINED = ("llava", "mistral3")
+JOINED_TEXTS = ("llama", "ministral3", "mistral", "qwen2", "qwen3")
+TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full", "pixtral": "full"}
+PIXTRAL = "pixtral"
+
+
+def joined_tower(hf_config: Mapping[str, Any]) -> str | None:
+    """The kind of the tower that is joined to a text model; None where one of them is not built."""
+    text, vision = hf_config.get("text_config"), hf_config.get("vision_config")
+    if hf_config.get("model_type") not in JOINED or not isinstance(text, dict) or not isinstance(vision, dict):
+        return None
+    tower = vision.get("model_type") or (PIXTRAL if hf_config["model_type"] == "mistral3" else "clip_vision_model")
+    is_built = text.get("model_type") in JOINED_TEXTS and tower in TOWERS
+    return tower if is_built and (tower == PIXTRAL or hf_config["model_type"] != "mistral3") else None
+
+
+def _of_tower(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
+    """Of LLaVA and its relatives: one square, or lines of as many cells as an image has."""
+    tower = joined_tower(hf_config)
+    if tower is None:
+        return None
+    vision = hf_config["vision_config"]
+    if tower != PIXTRAL:
+        patch_size = int(vision.get("patch_size", 32 if tower == "clip_vision_model" else 16))
+        # what is left of the last patch is not seen
+        side = int(vision.get("image_size", 224)) // patch_size * patch_size
+        return ImageSizes(patch_size, 1, 1, side**2, side**2)
+    patch_size = int(vision.get("patch_size", 16))
+    merge_size = int(hf_config.get("spatial_merge_size", 2)) if hf_config["model_type"] == "mistral3" else 1
+    cell = patch_size * merge_size
+    height, width = (-(-side // cell) * cell for side in longest_sides(given))
+    return ImageSizes(patch_size, merge_size, 1, cell**2, height * width)
+
+
+def image_token_of(hf_config: Mapping[str, Any]) -> int:
+    """What stands for an image of such a family."""
+    default = 10 if hf_config["model_type"] == "mistral3" else 32_000
+    return int(hf_config.get("image_token_index", hf_config.get("image_token_id", default)))
+
+
+def longest_sides(given: Mapping[str, Any]) -> tuple[int, int]:
+    """Of Pixtral's images: height and width in pixels within which they keep their size. ValueError: there are none."""
+    size = given.get("size", 1024)
+    longest = size.get("longest_edge") if isinstance(size, dict) else size
+    height, width = (longest, longest) if longest else (int(size["height"]), int(size["width"]))
+    if min(height, width) < 1:
+        raise ValueError(f"size={str(size)[:60]}: must be at least 1 pixel.")
+    return int(height), int(width)
+
+
 # What the numbers of a model_type are; None: it takes no images.
 _FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes | None]] = {
     "gemma3": _one_square,
     "gemma4": _soft_tokens,
+    "llava": _of_tower,
+    "mistral3": _of_tower,
     "qwen2_vl": _whole_cells,
     "qwen2_5_vl": _whole_cells,
     "qwen3_vl": _whole_cells,

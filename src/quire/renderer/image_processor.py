@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from quire.config.image_sizes import ImageSizes, not_valid, preprocessor_file, read_preprocessor, whole_cells
+from quire.config.image_sizes import (
+    PIXTRAL,
+    ImageSizes,
+    joined_tower,
+    not_valid,
+    preprocessor_file,
+    read_preprocessor,
+    whole_cells,
+)
 from quire.config.images import MOST_IMAGES, VideoConfig
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
@@ -33,8 +41,8 @@ _MOST_RATIO = 200
 # Pillow's number
 _BICUBIC = 3
 _FILTERS = range(6)
-_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_STD = (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class _Key(NamedTuple):
@@ -55,8 +63,8 @@ class ImageProcessor:
     temporal_patch_size: int = ImageSizes.temporal_patch_size
     min_pixels: int = ImageSizes.min_pixels
     max_pixels: int = ImageSizes.max_pixels
-    mean: Sequence[float] = _MEAN
-    std: Sequence[float] = _STD
+    mean: Sequence[float] = CLIP_MEAN
+    std: Sequence[float] = CLIP_STD
     max_images: int = MOST_IMAGES
     decoder: ImageDecoder = field(default_factory=ImageDecoder)
     # Pillow's number
@@ -77,6 +85,7 @@ class ImageProcessor:
         max_images: int = MOST_IMAGES,
         max_image_tokens: int | None = None,
         videos: VideoConfig | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         sizes = ImageSizes.read(folder, hf_config)
@@ -92,10 +101,11 @@ class ImageProcessor:
 
             config = videos or VideoConfig()
             of_videos = VideoProcessor.find(folder, hf_config, processor, max_image_tokens, config)
-            return dataclasses.replace(processor, videos=of_videos)
+            processor = dataclasses.replace(processor, videos=of_videos)
+            return processor if tokenizer is None else processor.with_tokens_of(tokenizer)
         except ModelError:
             raise
-        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
             raise not_valid(file, error) from error
 
     @classmethod
@@ -105,11 +115,15 @@ class ImageProcessor:
         """`given`: the numbers for images in that file. ValueError and its like: they are none."""
         return cls(
             image_token_id=int(hf_config["image_token_id"]),
-            mean=colours_of(given, "image_mean", _MEAN),
-            std=colours_of(given, "image_std", _STD),
+            mean=colours_of(given, "image_mean", CLIP_MEAN),
+            std=colours_of(given, "image_std", CLIP_STD),
             max_images=max_images,
             **vars(sizes),
         )
+
+    def with_tokens_of(self, tokenizer: Tokenizer) -> ImageProcessor:
+        """The same, knowing the tokens of text that it writes."""
+        return self
 
     def open(self, sources: Sources) -> OpenedMedia:
         """Of videos, all headers are read, and what is too much is refused: their times stand in the text."""
@@ -235,12 +249,7 @@ class ImageProcessor:
 
     def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
         """Width and height in whole cells, with about the same ratio and a bounded number of pixels."""
-        if max(height, width) > _MOST_RATIO * min(height, width):
-            raise RequestError(
-                f"{where}: the image is {width} x {height} pixels; its sides may differ by a factor of {_MOST_RATIO} "
-                "at most. Cut it.",
-                param=where,
-            )
+        check_ratio(width, height, where)
         cell = self.patch_size * self.merge_size
         return whole_cells(width, height, cell, self.min_pixels, self.max_pixels)
 
@@ -255,6 +264,15 @@ def _class_for(hf_config: Mapping[str, Any]) -> type[ImageProcessor]:
         from quire.renderer.scaled_images import ScaledImageProcessor
 
         return ScaledImageProcessor
+    tower = joined_tower(hf_config)
+    if tower == PIXTRAL:
+        from quire.renderer.lined_images import LinedImageProcessor
+
+        return LinedImageProcessor
+    if tower is not None:
+        from quire.renderer.cropped_images import CroppedImageProcessor
+
+        return CroppedImageProcessor
     return ImageProcessor
 
 
@@ -284,6 +302,15 @@ class OpenedMedia:
         return self.processor.expand(token_ids, self.images, max_tokens, self.videos)
 
 
+def check_ratio(width: int, height: int, where: str, most: int = _MOST_RATIO) -> None:
+    if max(height, width) > most * min(height, width):
+        raise RequestError(
+            f"{where}: the image is {width} x {height} pixels; its sides may differ by a factor of {most} at most. "
+            "Cut it.",
+            param=where,
+        )
+
+
 def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) -> tuple[float, ...]:
     """A number for each colour. ValueError: it cannot be one that pixels are divided by."""
     numbers = tuple(float(number) for number in given.get(name) or default)
@@ -301,9 +328,9 @@ def filter_of(given: Mapping[str, Any]) -> int:
     return number
 
 
-def check_steps(given: Mapping[str, Any]) -> None:
+def check_steps(given: Mapping[str, Any], steps: Sequence[str] = ("do_resize", "do_rescale")) -> None:
     """ValueError: a step is left out that images cannot do without here."""
-    for name in ("do_resize", "do_rescale"):
+    for name in steps:
         if not given.get(name, True):
             raise ValueError(f"{name}=false: must be true.")
     factor = given.get("rescale_factor")

@@ -99,6 +99,7 @@ class Renderer:
             config.images.max_images,
             config.images.max_num_encoder_tokens,
             config.images.videos,
+            renderer._tokenizer,
         )
         if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
             renderer._images = None  # attention is causal there, and its images want another

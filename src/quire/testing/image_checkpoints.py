@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quire.messages import Media
-from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, widen, write_tokenizer
+from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_config, widen, write_tokenizer
 from quire.worker.image_rows import pixels_of
 
 _CPU = torch.device("cpu")
@@ -94,7 +94,39 @@ _GEMMA4_MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"standardize": True, "num_key_value_heads": 1},
     ),
 }
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 14,
+}  # fmt: skip
+# Towers that were joined to text models, by what is told apart here: its model_type, the architecture of its text, its
+# tower, and what else its config.json says.
+JOINED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("llava", "llama", {**_TOWER, "model_type": "clip_vision_model", "image_size": 56}, {}),
+    "llava_siglip": (
+        "llava",
+        "qwen2",
+        # a part of a patch is left over
+        {**_TOWER, "model_type": "siglip_vision_model", "image_size": 60},
+        {"vision_feature_layer": [1, -1], "vision_feature_select_strategy": "full"},
+    ),
+    "pixtral": (
+        "llava",
+        "mistral",
+        {**_TOWER, "model_type": "pixtral", "image_size": 84},
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "mistral3": (
+        "mistral3",
+        "mistral",
+        {**_TOWER, "num_hidden_layers": 2, "model_type": "pixtral", "image_size": 140},
+        {},
+    ),
+}
+ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
 _NUMBERS: dict[str, dict[str, Any]] = {
+    "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}, "crop_size": 56},
+    "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 60, "width": 60}},
+    "pixtral": {"size": {"longest_edge": 84}},
+    "mistral3": {"size": {"longest_edge": 140}},
     "qwen3_vl": {
         "patch_size": 16, "min_pixels": 64 * 64, "max_pixels": 32 * 32 * 64, "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
@@ -111,9 +143,10 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     marks = "".join((MARKS[1], MARKS[0], MARKS[2]))
-    # Gemma's template writes one mark, and its processor does the rest
-    template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if model_type.startswith("gemma") else CHAT_TEMPLATE
-    write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK))
+    # These templates write one mark, and processors do the rest.
+    is_one_mark = model_type.startswith("gemma") or model_type in JOINED
+    template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if is_one_mark else CHAT_TEMPLATE
+    write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK, *ROW_ENDS))
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
@@ -131,9 +164,14 @@ def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
         config = _gemma_config()
     elif model_type in _GEMMA4_MORE:
         config = _gemma4_config(model_type)
+    elif model_type in JOINED:
+        config = _joined_config(model_type)
     else:
         config = _qwen_config(model_type)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    # some weights are drawn when a model is made
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     widen(model, seed)
     _bound(model)
     return model.eval()
@@ -184,6 +222,21 @@ def _gemma_config() -> Any:
     )
 
 
+def _joined_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    model_type, text, vision, more = JOINED[name]
+    more_text = {"sliding_window": None} if model_type == "mistral3" else {}
+    return AutoConfig.for_model(
+        model_type,
+        text_config=make_config(text, **more_text).to_dict(),
+        vision_config=vision,
+        image_token_index=IMAGE_TOKEN_ID,
+        tie_word_embeddings=False,
+        **more,
+    )
+
+
 def _qwen_config(model_type: str) -> Any:
     from transformers import AutoConfig
 
@@ -204,6 +257,8 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     """What Transformers' model is called with beside these tokens, [1, T]."""
     if model_type == GEMMA4:
         return _gemma4_inputs(media, token_ids)
+    if model_type in ("llava", "mistral3"):
+        return _joined_inputs(media)
     if model_type != GEMMA:
         is_video = token_ids == VIDEO_TOKEN_ID
         inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int() + 2 * is_video.int()}
@@ -237,6 +292,20 @@ def _gemma4_inputs(media: list[Media], token_ids: torch.Tensor) -> dict[str, Any
         patches.append(torch.nn.functional.pad(by_row, (0, 0, 0, num_patches - len(by_row))))
         places.append(torch.nn.functional.pad(place, (0, 0, 0, num_patches - len(by_row)), value=-1))
     return {**inputs, "pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
+
+
+def _joined_inputs(media: list[Media]) -> dict[str, Any]:
+    if not media:
+        return {}
+    images = [_whole_image(image) for image in media]
+    if not media[0].line_ends:
+        return {"pixel_values": torch.stack(images)}
+    sizes = torch.tensor([image.shape[1:] for image in images])
+    height, width = sizes.amax(0).tolist()
+    padded = [
+        torch.nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images
+    ]
+    return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
 
 
 def _grids(media: list[Media]) -> list[list[int]]:

@@ -101,9 +101,14 @@ class ImageRows(StepMember):
             if embeds_TE is None:
                 embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
             part = slice(low - image.start, high - image.start)
-            given = _vectors_of(image, part, self._device) if image.is_vectors else self._encode(image)[part]
+            given = _vectors_of(image, part, self._device) if image.is_vectors else self._encode(image)
+            own = embeds_TE[place : place + high - low]
+            if image.line_ends:
+                given = _with_line_ends(image, part, given.to(own.dtype), own)
+            elif not image.is_vectors:
+                given = given[part]
             # a token may be wider than a vector, for what only images fill
-            embeds_TE[place : place + high - low, : given.shape[1]] = given.to(embeds_TE.dtype)
+            own[:, : given.shape[1]] = given.to(own.dtype)
         positions = self.positions(batch)
         return (batch.input_ids_T, positions) if embeds_TE is None else (batch.input_ids_T, positions, embeds_TE)
 
@@ -189,6 +194,15 @@ def _check(image: Media) -> None:
     is_cut = len(image.shape) == 3 and image.shape[0] == num_patches and math.prod(image.shape) == len(image.pixels)
     if not is_cut or not len(image.mean) == len(image.std) == image.shape[1]:
         raise ModelError(f"media: {image.shape} pixels do not fill a grid of {image.grid} patches.")
+
+
+def _with_line_ends(image: Media, part: slice, encoded: Tensor, text: Tensor) -> Tensor:
+    """What stands for these tokens of an image: some of them are text."""
+    _, width = image.cells
+    index_T = torch.arange(part.start, part.stop, device=encoded.device)
+    row_T, column_T = index_T // (width + image.line_ends), index_T % (width + image.line_ends)
+    cells_TE = encoded[row_T * width + column_T.clamp(max=width - 1)]
+    return torch.where((column_T < width)[:, None], cells_TE, text)
 
 
 def _vectors_of(vectors: Media, part: slice, device: torch.device) -> Tensor:

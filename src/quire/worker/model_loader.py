@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from quire.config import ModelFacts, WorkerConfig
+from quire.config.image_sizes import JOINED, joined_tower
 from quire.config.quantization import format_of
 from quire.errors import ModelError, QuireError, one_line
 from quire.worker.attention import bind_backend
@@ -195,12 +196,18 @@ def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 def _choice(config: WorkerConfig, facts: ModelFacts) -> tuple[type[Any] | None, TextTower | None]:
     """The class that runs the checkpoint, None for the Transformers library; and its text model where that is all that
     is served."""
-    if facts.model_type in IMAGE_MODEL_TYPES or find_native(facts.model_type, []) is not None or facts.path.is_file():
+    if facts.model_type in IMAGE_MODEL_TYPES or _has_own_file(facts) or facts.path.is_file():
         return _native_class(config, facts), None
     tower = TextTower.of(facts)
     if tower is None:
         return _native_class(config, facts), None
     return _native_class(config, tower.facts), tower
+
+
+def _has_own_file(facts: ModelFacts) -> bool:
+    if facts.model_type in JOINED and joined_tower(facts.hf_config) is None:
+        return False
+    return find_native(facts.model_type, []) is not None
 
 
 def _native_class(config: WorkerConfig, facts: ModelFacts) -> type[Any] | None:

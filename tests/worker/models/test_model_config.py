@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from quire.config.image_sizes import TOWERS
 from quire.errors import ModelError
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import ARCHITECTURES, make_checkpoint, make_config, shape_0_6b_config
@@ -27,7 +28,8 @@ MADE = {"shape", "rope_by_kind", "attn_config"}
 # Encoders have a list of their own, with the names that config.json has; what ModernBERT makes of several keys is
 # compared in tests/differential/test_encoders.py.
 ENCODERS = ["bert", "roberta", "xlm-roberta"]
-OTHERS = {"kimi_k2", "bert", "roberta", "xlm_roberta", "modernbert"}
+# Of a tower that was joined to a text model both are compared, below.
+OTHERS = {"kimi_k2", "bert", "roberta", "xlm_roberta", "modernbert", "llava", "mistral3"}
 NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type not in OTHERS]
 # keys without a default that a model could be built with
 NEEDED = {
@@ -168,6 +170,75 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
         # follows from whether the head is tied
         {"scale_decoder_outputs"} if model_type in ("t5", "umt5") else set()
     ), "not declared"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text", "tower"),
+    [
+        ("llava", "llama", "clip_vision_model"),
+        ("llava", "qwen2", "siglip_vision_model"),
+        ("llava", "mistral", "pixtral"),
+        ("mistral3", "ministral3", "pixtral"),
+    ],
+)
+def test_what_a_joined_model_leaves_out(model_type, text, tower, tmp_path):
+    from transformers import AutoConfig
+
+    values = {"text_config": {"model_type": text}, "vision_config": {"model_type": tower}}
+    if model_type == "llava":
+        values["vision_feature_select_strategy"] = TOWERS[tower]
+    write(tmp_path, model_type=model_type, **values)
+    theirs, own = AutoConfig.from_pretrained(tmp_path), ours(tmp_path)
+    for name, value in vars(own.vision).items():
+        assert getattr(theirs.vision_config, name) == value, name
+    recorder = Recorder(own.text)
+    with torch.device("meta"):
+        own.text_class(recorder, 64)
+    assert {"vocab_size", "tie_word_embeddings", "hidden_size"} <= recorder.read
+    for name in sorted(recorder.read - ROPE):
+        assert getattr(own.text, name, MISSING) == getattr(theirs.text_config, name, MISSING), name
+    whole = set(find_native(model_type, []).config_defaults)
+    for name in whole - {"text_config", "vision_config", "tie_word_embeddings", "vision_feature_select_strategy"}:
+        assert getattr(own, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "is_tied"),
+    [
+        ("llava", {}, False),
+        ("llava", {"tie_word_embeddings": True}, True),
+        ("llava", {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, True),
+        # published ones say nothing and have a head
+        ("mistral3", {}, False),
+        ("mistral3", {"tie_word_embeddings": True}, True),
+        ("mistral3", {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+        ("mistral3", {"text_config": {"tie_word_embeddings": True}}, True),
+    ],
+)
+def test_where_a_joined_model_says_that_its_head_is_tied(model_type, values, is_tied, tmp_path):
+    text = {"model_type": "mistral", **values.get("text_config", {})}
+    vision = {"model_type": "pixtral" if model_type == "mistral3" else "clip_vision_model"}
+    write(tmp_path, **{**values, "model_type": model_type, "text_config": text, "vision_config": vision})
+    assert ours(tmp_path).text.tie_word_embeddings is is_tied
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"vision_feature_layer": -14}, "vision_feature_layer=-14: must be numbers of layers, from -13 to 12"),
+        ({"vision_feature_layer": []}, "vision_feature_layer"),
+        ({"vision_feature_layer": [1, "x"]}, "vision_feature_layer"),
+        ({"vision_feature_select_strategy": "full"}, "must be 'default' with a tower of the kind clip_vision_model"),
+        ({"vision_config": {"model_type": "clip_vision_model", "num_attention_heads": 7}}, "no multiple"),
+        ({"vision_config": {"hidden_act": "swish3"}}, "vision_config.hidden_act='swish3': must be one of"),
+        ({"projector_hidden_act": None}, "projector_hidden_act"),
+        ({"text_config": {"model_type": "opt"}}, "text_config.model_type must be one of llama"),
+    ],
+)
+def test_a_joined_model_that_cannot_be(values, why, tmp_path):
+    whole = {"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {}, **values}
+    with pytest.raises(ModelError, match=why), torch.device("meta"):
+        find_native("llava", [])(ours(write(tmp_path, **whole)), 64)
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

@@ -14,8 +14,8 @@ VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "n
           "image_size": 28, "patch_size": 14, "depth": 1, "num_heads": 2, "out_hidden_size": 64}  # fmt: skip
 # model_type -> architecture of its text, class that runs it
 TOWERS = {
-    "llava": ("llama", "LlamaForCausalLM"),
-    "mistral3": ("ministral3", "Ministral3ForCausalLM"),
+    # with Llama and its like it sees
+    "llava": ("olmo2", "Olmo2ForCausalLM"),
     "llama4": ("llama4", "Llama4ForCausalLM"),
     "qwen3_5": ("qwen3_5_text", "Qwen35TextForCausalLM"),
     "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen35MoeTextForCausalLM"),

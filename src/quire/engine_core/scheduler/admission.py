@@ -239,7 +239,8 @@ def _bad_media(message: EngineRequest) -> str | None:
     opened = 0
     for image in message.media:
         height, width = image.cells
-        if image.start < end or image.length < 1 or image.grid[0] != 1 or height * width != image.length:
+        num_places = height * (width + image.line_ends)
+        if image.start < end or image.length < 1 or image.grid[0] != 1 or num_places != image.length:
             return "media: places must follow each other, and grids must have as many cells as there are places."
         opened = image.start if image.time is None else opened
         # A model has as many positions as tokens: those in time must not run ahead.

@@ -5,7 +5,7 @@ A patch comes as its pixels in a row, so the convolution that makes vectors of p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,3 +101,50 @@ class TowerEmbeddings(nn.Module):
         placed_PE = embedded_PE + self.position_embedding(place_P + 1)
         first_1E = self.class_embedding[None] + self.position_embedding.weight[:1]
         return torch.cat((first_1E, placed_PE))
+
+
+class ChoosingTower(nn.Module):
+    """CLIP's or SigLIP's, from the patches of one image, row by row, to what the layers of these numbers made of each.
+    Layers behind the last of them are not there: `unused` names what a checkpoint has of it."""
+
+    def __init__(self, vision: Any, layers: list[int], *, is_clip: bool) -> None:
+        super().__init__()
+        size = vision.hidden_size
+        self.chosen_layers = layers
+        self.num_before = int(is_clip)
+        self.embeddings = TowerEmbeddings(vision, bias=not is_clip, has_class=is_clip)
+        self.pre_layrnorm = nn.LayerNorm(size, vision.layer_norm_eps) if is_clip else nn.Identity()
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(TowerLayer(vision) for _ in range(max(layers)))})
+        behind = [f"encoder.layers.{index}." for index in range(max(layers), vision.num_hidden_layers)]
+        self.unused = [*behind, "post_layernorm.", "head."]
+
+    def forward(self, patches_PC: Tensor, height: int, width: int) -> Tensor:
+        """`height` and `width` in patches."""
+        place_P = torch.arange(height * width, device=patches_PC.device)
+        hidden_PE = self.pre_layrnorm(self.embeddings(patches_PC, place_P))
+        return made_by(self.encoder["layers"], self.chosen_layers, hidden_PE)[self.num_before :]
+
+
+def made_by(layers: Iterable[nn.Module], chosen: Sequence[int], hidden_PE: Tensor, *arguments: Tensor) -> Tensor:
+    """What the layers of these numbers make of it, side by side; 0 is what the first one is given."""
+    made = {0: hidden_PE}
+    for number, layer in enumerate(layers, start=1):
+        hidden_PE = layer(hidden_PE, *arguments)
+        if number in chosen:
+            made[number] = hidden_PE
+    return torch.cat([made[number] for number in chosen], dim=1)
+
+
+def places_by_square(height: int, width: int, merge_size: int) -> Tensor:
+    """Row and column of each patch, [P, 2], square by square of merge_size x merge_size patches."""
+    rows_HW = torch.arange(height, device="cpu")[:, None].expand(height, width)
+    columns_HW = torch.arange(width, device="cpu")[None].expand(height, width)
+    squares = (height // merge_size, merge_size, width // merge_size, merge_size)
+    return torch.stack([x.reshape(squares).transpose(1, 2).flatten() for x in (rows_HW, columns_HW)], dim=1)
+
+
+def turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
+    """By angles of each patch; the second half of a head belongs to the first."""
+    wide_HPD = x_HPD.float()
+    first, second = wide_HPD.chunk(2, dim=-1)
+    return (wide_HPD * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(x_HPD.dtype)

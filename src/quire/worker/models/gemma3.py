@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
-from quire.worker.layers.vision_tower import TowerEmbeddings, TowerLayer
+from quire.worker.layers.vision_tower import TowerEmbeddings, TowerLayer, places_by_square
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.gemma3_text import Gemma3ForCausalLM, Gemma3Model
 from quire.worker.models.gemma3_text import complete_config as complete_text
-from quire.worker.models.qwen2_5_vl import check_vision, complete_vision, places_by_square, take_text_config
+from quire.worker.models.qwen2_5_vl import check_vision, complete_vision, take_text_config
 
 _VISION_DEFAULTS = {
     "hidden_size": 768,

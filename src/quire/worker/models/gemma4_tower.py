@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.worker.layers import PlainNorm, RMSNorm, activation, make_parameter
-from quire.worker.models.qwen2_5_vl import places_by_square, turned
+from quire.worker.layers.vision_tower import places_by_square, turned
 
 # of a linear layer: what goes in, what comes out
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")

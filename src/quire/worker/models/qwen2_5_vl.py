@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
 from quire.worker.layers.multi_rotary import MultiRotaryEmbedding
+from quire.worker.layers.vision_tower import places_by_square, turned
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -144,14 +145,6 @@ class VisionTower(nn.Module):
         return torch.argsort(windows_Q, stable=True), torch.bincount(windows_Q).tolist()
 
 
-def places_by_square(height: int, width: int, merge_size: int) -> Tensor:
-    """Row and column of each patch, [P, 2], square by square of merge_size x merge_size patches."""
-    rows_HW = torch.arange(height, device="cpu")[:, None].expand(height, width)
-    columns_HW = torch.arange(width, device="cpu")[None].expand(height, width)
-    squares = (height // merge_size, merge_size, width // merge_size, merge_size)
-    return torch.stack([x.reshape(squares).transpose(1, 2).flatten() for x in (rows_HW, columns_HW)], dim=1)
-
-
 def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of each patch: a quarter of a head turns by rows, a quarter by columns, and the other half as
     these do."""
@@ -160,13 +153,6 @@ def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     angles_P = (places_P2[:, :, None] * (1.0 / _VISION_THETA**exponents)).flatten(1)
     angles_PD = torch.cat((angles_P, angles_P), dim=1)
     return angles_PD.cos(), angles_PD.sin()
-
-
-def turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
-    """By angles of each patch; the second half of a head belongs to the first."""
-    wide_HPD = x_HPD.float()
-    first, second = wide_HPD.chunk(2, dim=-1)
-    return (wide_HPD * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(x_HPD.dtype)
 
 
 def take_text_config(config: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.layers.multi_rotary import InterleavedMultiRotaryEmbedding
+from quire.worker.layers.vision_tower import places_by_square
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -25,7 +26,6 @@ from quire.worker.models.qwen2_5_vl import (
     VisionAttention,
     check_vision,
     complete_vision,
-    places_by_square,
     take_text_config,
     vision_angles,
 )

@@ -29,6 +29,7 @@ _OTHER_FILES = {
     "encoder",
     "encoder_decoder",
     "gemma4_tower",
+    "joined_model",
     "multi_token",
     "registry",
     "sequence_classifier",

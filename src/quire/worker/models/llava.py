@@ -1,0 +1,28 @@
+"""LLaVA: CLIP, SigLIP or Pixtral before Llama or a relative of it; each patch becomes one token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.worker.models.joined_model import JoinedModel, Projector, complete_joined
+
+
+def complete_config(config: Any) -> None:
+    if config.vision_feature_layer is None:
+        config.vision_feature_layer = -2
+    # said of the whole, or of the text
+    if isinstance(config.text_config, dict) and config.text_config.get("tie_word_embeddings"):
+        config.tie_word_embeddings = True
+    complete_joined(config)
+
+
+class LlavaForConditionalGeneration(JoinedModel):
+    architectures = ("LlavaForConditionalGeneration",)
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        super().__init__(config, max_model_len)
+        self.multi_modal_projector = Projector(config, self.tower_width)
+
+
+MODEL = LlavaForConditionalGeneration
