@@ -6,6 +6,7 @@ them back. Both versions of control groups are read, and every group on the way 
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def process_memory(root: Path = Path("/")) -> MemoryReport:
 def resident_bytes_of_process() -> int:
     """In memory, pages of files included."""
     return _fields(Path("/proc/self/status"), scale=1024).get("VmRSS", 0)
+
+
+def give_back_freed() -> None:
+    """What was freed goes back to the system. The C library keeps it in reserve, for as long as something behind it
+    lives; where there is another one than glibc, nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def _own_bytes(root: Path) -> int:

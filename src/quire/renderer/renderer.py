@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.config import EngineConfig
+from quire.config.process_memory import give_back_freed
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import Media
 from quire.renderer.chat_template import DOCUMENT, QUERY, ChatTemplates, NotBriefError, pairs_texts
@@ -108,6 +109,8 @@ class Renderer:
             renderer._vectors = PromptVectors(config.facts.embedding_size, config.worker.dtype)
         if renderer._templates is not None:
             renderer._templates.prepare()
+        # to read a large vocabulary takes about as much again as to keep it
+        give_back_freed()
         return renderer
 
     @classmethod

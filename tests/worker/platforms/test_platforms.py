@@ -1,12 +1,13 @@
+import ctypes
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from quire.config.process_memory import process_memory
+from quire.config.process_memory import give_back_freed, process_memory
 from quire.errors import OptionError
-from quire.worker.platforms import current_platform
+from quire.worker.platforms import cpu, current_platform
 
 GIB = 2**30
 
@@ -144,3 +145,25 @@ def test_amds_gpus_without_kernels_are_refused(amd, monkeypatch):
         amd("gfx1100")
     monkeypatch.setenv("QUIRE_GPU_KERNELS", "reference")
     assert amd("gfx1100").name == "cuda"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_what_was_freed_between_what_lives_on_goes_back_to_the_system():
+    parts = [b"x" * 100_000 for _ in range(600)]  # too small to be mapped each on its own
+    kept = parts[::100]
+    before = process_memory().own_bytes
+    parts = []
+    assert len(kept) == 6
+    give_back_freed()
+    assert process_memory().own_bytes < before - 40_000_000
+
+
+def test_a_cpu_says_what_is_taken_without_what_was_freed(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cpu, "give_back_freed", lambda: calls.append("given back"))
+    monkeypatch.setattr(cpu, "process_memory", lambda: calls.append("read"))
+    platform = cpu.CpuPlatform()
+    platform.memory()
+    assert calls == ["given back", "read"]
+    platform.release_memory()
+    assert calls[2:] == ["given back"]

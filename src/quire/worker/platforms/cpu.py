@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.config.process_memory import MemoryReport, process_memory
+from quire.config.process_memory import MemoryReport, give_back_freed, process_memory
 from quire.config.processors import keep_near
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms.platform import dtype_by_name
@@ -27,6 +27,8 @@ class CpuPlatform:
         return dtype_by_name(name, self.supported_dtypes, "a CPU")
 
     def memory(self) -> MemoryReport:
+        # else what loading and a first step have freed would count as taken, and be counted again with the largest step
+        give_back_freed()
         return process_memory()
 
     def measure_peak(self) -> LiveTensors:
@@ -55,4 +57,4 @@ class CpuPlatform:
         return None
 
     def release_memory(self) -> None:
-        """Nothing is kept in reserve."""
+        give_back_freed()
