@@ -85,11 +85,15 @@ def test_a_lane_that_is_as_late_as_can_be_changes_no_token(checkpoint, monkeypat
         assert lane.events.index(("run", number)) < lane.events.index(("wait", number))
 
 
-def test_steps_that_do_not_wait_would_be_wrong(checkpoint, monkeypatch):
+FORGOTTEN = {"that a step waits": "before_step", "what comes into tables": "came"}
+
+
+@pytest.mark.parametrize("forgotten", FORGOTTEN)
+def test_steps_that_do_not_wait_would_be_wrong(checkpoint, monkeypatch, forgotten):
     """The stand-in notices it."""
     expected = a_life(started(checkpoint))
     monkeypatch.setattr(CpuPlatform, "copy_lane", lambda platform: RecordedLane())
-    monkeypatch.setattr(CopiesUnderWay, "before_use", lambda copies, blocks: None)
+    monkeypatch.setattr(CopiesUnderWay, FORGOTTEN[forgotten], lambda *arguments: None)
     driver = started(checkpoint)
     try:
         found = a_life(driver)
@@ -98,16 +102,46 @@ def test_steps_that_do_not_wait_would_be_wrong(checkpoint, monkeypatch):
     assert found != expected
 
 
-def test_what_is_needed_is_waited_for_and_what_came_before_it():
-    lane = RecordedLane()
-    copies = CopiesUnderWay(lane)
+def test_a_step_looks_at_no_table(checkpoint, monkeypatch):
+    """What it costs to know whether to wait is what came into tables, whatever stands in them."""
+    looked_up = []
+
+    class Numbers(np.ndarray):
+        def __getitem__(self, blocks):
+            looked_up.append(np.size(blocks))
+            return super().__getitem__(blocks).view(np.ndarray)
+
+    monkeypatch.setattr(CpuPlatform, "copy_lane", lambda platform: RecordedLane())
+    driver = started(checkpoint)
+    copies = driver.worker._runner.cache.copies
+    copies._copy_of_block = copies._copy_of_block.view(Numbers)
+    num_written = []
+    step = driver.worker._runner.step
+
+    def counted(scheduled):
+        num_written.append(scheduled.block_writes.shape[1] + scheduled.block_copies.size)
+        return step(scheduled)
+
+    monkeypatch.setattr(driver.worker._runner, "step", counted)
+    a_life(driver)
+    assert 0 < sum(looked_up) <= sum(num_written)
+
+
+def three_copies():
+    """Of blocks 1 and 2, 3, and 4."""
+    copies = CopiesUnderWay(RecordedLane(), 10)
     done = []
     for number, blocks in enumerate(([1, 2], [3], [4])):
         copies.run(lambda number=number: done.append(number), np.array(blocks))
+    return copies, done
+
+
+def test_what_is_needed_is_waited_for_and_what_came_before_it():
+    copies, done = three_copies()
     assert copies
-    copies.before_use(np.array([[7, 8], [9, 0]]))
+    copies.before_use(np.array([7, 8, 9, 0]))
     assert done == []
-    copies.before_use(np.array([[7, 3], [9, 0]]))
+    copies.before_use(np.array([7, 3, 9, 0]))
     assert done == [0, 1]
     copies.before_use(np.array([1, 2, 3]))
     assert done == [0, 1]
@@ -115,6 +149,25 @@ def test_what_is_needed_is_waited_for_and_what_came_before_it():
     assert done == [0, 1, 2]
     assert not copies
     assert (copies.num_beside, copies.num_waits) == (2, 2)
+
+
+def test_rows_wait_for_the_last_copy_of_what_came_to_them():
+    copies, done = three_copies()
+    copies.came(np.array([0, 5, 5, 6]), np.array([7, 1, 8, 4]))
+    copies.came(np.array([5]), np.array([9]))
+    copies.forked(6, 2)
+    copies.before_step(np.array([0, 1]))
+    assert done == []
+    copies.before_step(np.array([0, 5]))
+    assert done == [0]
+    copies.before_step(np.array([0, 5]))
+    assert done == [0]
+    copies.forked(0, 6)  # its row is another's by now
+    copies.before_step(np.array([6]))
+    assert done == [0]
+    copies.before_step(np.array([2]))
+    assert done == [0, 1, 2]
+    assert (copies.num_beside, copies.num_waits) == (3, 2)
 
 
 def test_without_a_lane_copies_are_made_at_once():

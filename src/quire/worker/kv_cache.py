@@ -115,9 +115,10 @@ class KVCache:
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory, lane: CopyLane | None = None) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`. With a lane, whoever uses
-        blocks says so before (`copies.before_use`)."""
+        blocks says so before (`copies`)."""
         self.swap_arena = SwapArena(self.tensors, num_host_blocks, memory)
-        self.copies = CopiesUnderWay(lane)
+        num_blocks = len(self.tensors[0]) if self.tensors else 0
+        self.copies = CopiesUnderWay(lane, num_blocks)
 
     def swap(self, swapped_out: IntArray, swapped_in: IntArray) -> None:
         """Columns (block, host block) and (host block, block). First out: what leaves makes room for what comes."""

@@ -67,8 +67,7 @@ class ModelRunner:
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
         for member in self._waiting:
             rows, num_tokens = member.without_waiting(rows, num_tokens)
-        if self.cache.copies:
-            self.cache.copies.before_use(self.table.block_tables[:, scheduled.rows])
+        self.cache.copies.before_step(scheduled.rows)
         output = self.isolation.run(scheduled, rows, num_tokens)
         output.failures |= failures
         for member in self._ending:
@@ -81,6 +80,7 @@ class ModelRunner:
         failures: dict[int, str] = {}
         for fork in scheduled.forked:
             self.table.fork(fork)
+            self.cache.copies.forked(fork.parent_row, fork.row)
             self._make_ready(fork.row, methodcaller("fork", fork), failures)
         for row in scheduled.released:
             self.table.release(row)
@@ -96,6 +96,8 @@ class ModelRunner:
         self.table.write_blocks(scheduled.block_writes)
         if scheduled.swapped_out.size or scheduled.swapped_in.size:
             self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
+        _, rows, _, blocks = scheduled.block_writes
+        self.cache.copies.came(rows, blocks)
         if scheduled.block_copies.size:
             self.cache.copy_blocks(scheduled.block_copies)
         # The core has looked at them before; nothing below does.
