@@ -1,5 +1,6 @@
 """Images of LLaVA, Pixtral and Mistral Small: the pixels and the tokens that Transformers' processors make of them."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,25 @@ def test_a_thin_image(tmp_path: Path) -> None:
         seen_by(tmp_path, "llava", {**CLIP, "size": 1400, "crop_size": 1400}, line, wide)
     with pytest.raises(RequestError, match="may differ by a factor of 200 at most"):
         seen_by(tmp_path, "mistral3", {"size": {"longest_edge": 140}}, noise(1, 201))
+
+
+def test_one_that_turns_out_to_lie_on_its_side(family: str, renderer: Renderer) -> None:
+    """Where the number of its tokens would be another one."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    noise(30, 84).save(stream, "png", exif=exif)
+    content = stream.getvalue()
+    assert renderer.render_prompt(MARK, images=[content]).media
+    chunk = content[content.index(b"eXIf") - 4 :]
+    chunk = chunk[: 12 + int.from_bytes(chunk[:4])]
+    late = content.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND")
+    if family in ("pixtral", "mistral3"):
+        with pytest.raises(RequestError, match="lies on its side, and turned it has another number of tokens"):
+            renderer.render_prompt(MARK, images=[late])
+    else:
+        both = [renderer.render_prompt(MARK, images=[one]).media[0].content_hash for one in (content, late)]
+        assert both[0] == both[1]
 
 
 @pytest.mark.parametrize(("most", "size"), [(25, (5, 5)), (24, (4, 4)), (6, (2, 2)), (1, (1, 1))])

@@ -182,9 +182,14 @@ class ImageProcessor:
         media: dict[Any, Media] = {}
         for image, where in images:
             if _Key("image", image.key, 0) not in media:
-                media |= {
-                    _Key("image", image.key, place): medium for place, medium in enumerate(self._media(image, where))
-                }
+                pieces = self._media(image, where)
+                if [piece.length for piece in pieces] != self._lengths(image, where):
+                    raise RequestError(
+                        f"{where}: only behind its pixels the image says that it lies on its side, and turned it has "
+                        "another number of tokens. Send it upright.",
+                        param=where,
+                    )
+                media |= {_Key("image", image.key, place): medium for place, medium in enumerate(pieces)}
         for number, video in enumerate(videos):
             assert self.videos is not None
             media |= {_Key("video", number, place): one for place, one in enumerate(self.videos.media_of(video))}
@@ -216,7 +221,7 @@ class ImageProcessor:
             self.videos.check_limit(sources.videos)
 
     def _lengths(self, image: OpenedImage, where: str) -> list[int]:
-        """Tokens of each piece that the encoder sees by itself; the same whichever way is up."""
+        """Tokens of each piece that the encoder sees by itself, of an image that stands as its header says."""
         width, height = self._resized(*image.size, where)
         return [height * width // (self.patch_size * self.merge_size) ** 2]
 
