@@ -171,3 +171,18 @@ def test_tokens_that_nobody_reads_are_counted():
     boxes.deliver(outputs((2, 0, 9), (2, 1, 9)))  # on their way when the client left
     counts = {"late_outputs_dropped": 2, "num_wasted_tokens_total": 5}
     assert boxes.statistics() == {"requests_open": 0, "image_bytes_open": 0, **counts}
+
+
+def test_tokens_that_wait_for_a_slow_reader_take_four_bytes_each():
+    """As numbers of Python they take nine times as much."""
+    boxes = Mailboxes()
+    box, closed = boxes.open(1, 1), boxes.open(2, 1)
+    for token in range(1000):
+        boxes.deliver(outputs((1, 0, 100_000 + token), (2, 0, token)))
+    [delta] = box.pending.values()
+    assert (delta.num_tokens, len(delta.token_ids) < 64, delta.packed.itemsize) == (1000, True, 4)
+    closed.close()
+    assert boxes.statistics()["num_wasted_tokens_total"] == 1000
+    [delta] = box.take()
+    assert delta.token_ids == list(range(100_000, 101_000))
+    assert delta.packed is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
 from quire.messages import TokenLogprobs
@@ -35,6 +37,24 @@ class TokenDelta(msgspec.Struct, gc=False):
     num_accepted_tokens: int = 0
     # in the last one of a prompt that was pooled: float32 numbers
     vector: bytes | None = None
+
+    # of a delta that nobody has taken yet: the tokens before `token_ids`, of which each takes nine times as much there
+    packed: array[int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + (0 if self.packed is None else len(self.packed))
+
+    def pack(self) -> None:
+        if self.packed is None:
+            self.packed = array("i")
+        self.packed.extend(self.token_ids)
+        self.token_ids = []
+
+    def unpack(self) -> None:
+        if self.packed is not None:
+            self.token_ids = [*self.packed, *self.token_ids]
+            self.packed = None
 
     @property
     def is_finished(self) -> bool:

@@ -14,6 +14,9 @@ from quire.engine_client.deltas import TokenDelta
 from quire.errors import EngineDeadError
 from quire.messages import EngineOutputs, sequence_id_of, split_sequence_id, split_sequence_ids
 
+# tokens of a sequence that a slow reader has not taken, before they are packed
+_MOST_LOOSE = 64
+
 
 def nobody() -> None:
     """Nobody is to be told."""
@@ -25,13 +28,24 @@ class Mailbox:
     Owns them until they are taken. What is not taken is merged, so the reader may be as slow as it likes.
     """
 
-    __slots__ = ("_close", "failure", "hears_ends_only", "on_news", "open_indices", "pending", "request_id")
+    __slots__ = (
+        "_close",
+        "failure",
+        "hears_ends_only",
+        "is_packed",
+        "on_news",
+        "open_indices",
+        "pending",
+        "request_id",
+    )
 
     def __init__(
         self, request_id: int, num_sequences: int, close: Callable[[Mailbox], None], *, hears_ends_only: bool
     ) -> None:
         self.request_id = request_id
         self.pending: dict[int, TokenDelta] = {}
+        # some of these have so many tokens that they are packed
+        self.is_packed = False
         # sequences that may still bring something
         self.open_indices = set(range(num_sequences))
         # called when something has come into an empty box
@@ -62,6 +76,10 @@ class Mailbox:
         if self.pending:
             pending = self.pending
             self.pending = {}
+            if self.is_packed:
+                self.is_packed = False
+                for delta in pending.values():
+                    delta.unpack()
             return pending.values()
         if self.failure is not None and self.open_indices:
             raise EngineDeadError(self.failure)
@@ -126,7 +144,7 @@ class Mailboxes:
             return False
         self._image_bytes.pop(request_id, None)
         self.num_eager -= not box.hears_ends_only
-        self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
+        self.num_wasted_tokens += sum(delta.num_tokens for delta in box.pending.values())
         box.pending = {}
         return True
 
@@ -136,7 +154,7 @@ class Mailboxes:
         if box is not None:
             box.open_indices.discard(index)
             unread = box.pending.pop(index, None)
-            self.num_wasted_tokens += len(unread.token_ids) if unread is not None else 0
+            self.num_wasted_tokens += unread.num_tokens if unread is not None else 0
 
     def statistics(self) -> dict[str, float]:
         return {
@@ -167,6 +185,9 @@ class Mailboxes:
                 filled.append(box)
             elif (delta := delta_of(sequence_id_of(request_id, index), filled)) is not None:
                 delta.token_ids.append(token_id)
+                if len(delta.token_ids) == _MOST_LOOSE:
+                    delta.pack()
+                    boxes[request_id].is_packed = True
             else:
                 self.num_wasted_tokens += 1
         for first in outputs.firsts:

@@ -14,7 +14,7 @@ import psutil
 from tests.support.faults import disconnects
 from tests.support.faults.case import Case, Figures
 from tests.support.faults.silent_proxy import SilentProxy
-from tests.support.faults.stage import Setting, under_streams
+from tests.support.faults.stage import FaultedServer, Setting, under_streams
 from tests.support.faults.streams import PROMPTS, LiveStreams
 
 # Slow steps: what is measured is waiting, not how many events a machine can send.
@@ -30,35 +30,51 @@ _SILENT_TOKENS = 8000
 
 
 async def slow_readers(setting: Setting) -> Figures:
-    """Half of them read a byte a second. When all are given up, the next ones come, for as long as the setting says."""
+    """Half of them read a byte a second. First half as many come as the setting says, and when all are given up, as
+    many as it says, for as long as it says.
+
+    So a client takes what the second half takes beside the first one: what a server takes once, however many come, is
+    no client's.
+    """
     async with under_streams(setting, PACED_STEP_SECONDS=str(_STEP_SECONDS)) as (server, streams):
-        process, num_clients, waited = psutil.Process(server.pid), 2 * setting.num_slow_readers, 0.0
+        num_first = setting.num_slow_readers
         streams.gaps.clear()
         await asyncio.sleep(min(_BEFORE_SECONDS, setting.slow_seconds))
-        usual, before = _p99(streams.gaps), process.memory_info().rss
+        usual = _p99(streams.gaps)
         streams.gaps.clear()
-        most, began, num_come = before, time.monotonic(), 0
-        while time.monotonic() - began < setting.slow_seconds or not num_come:
-            async with _slow_clients(streams.url, setting) as last:
-                num_come += num_clients
-                while await streams.metric("quire:requests_aborted_total") < num_come:
-                    most = max(most, process.memory_info().rss)
-                    assert time.monotonic() - last < _MOST_SECONDS, "slow clients are not given up"
-                    await asyncio.sleep(0.25)
-                waited = max(waited, time.monotonic() - last)
+        began = time.monotonic()
+        rounds = [await _round(server, streams, setting, num_first, 0)]
+        num_come = num_first
+        while time.monotonic() - began < setting.slow_seconds or len(rounds) < 2:
+            rounds.append(await _round(server, streams, setting, 2 * num_first, num_come))
+            num_come += 2 * num_first
+        most = max(memory for memory, _ in rounds[1:])
         return {
             "inter-token p99, times as before": _p99(streams.gaps) / usual,
             "inter-token p99": _p99(streams.gaps),
-            "memory a client, KiB": (most - before) / 1024 / num_clients,
-            "given up": waited,
+            "memory a client, KiB": (most - rounds[0][0]) / 1024 / num_first,
+            "given up": max(waited for _, waited in rounds),
             "given up, clients": num_come,
         }
 
 
+async def _round(
+    server: FaultedServer, streams: LiveStreams, setting: Setting, count: int, num_before: int
+) -> tuple[int, float]:
+    """(most memory while so many came and were given up, how long after the last one). Others came before."""
+    process = psutil.Process(server.pid)
+    most = 0
+    async with _slow_clients(streams.url, setting, count) as last:
+        while await streams.metric("quire:requests_aborted_total") < num_before + count:
+            most = max(most, process.memory_info().rss)
+            assert time.monotonic() - last < _MOST_SECONDS, "slow clients are not given up"
+            await asyncio.sleep(0.25)
+        return most, time.monotonic() - last
+
+
 @contextlib.asynccontextmanager
-async def _slow_clients(url: str, setting: Setting) -> AsyncIterator[float]:
+async def _slow_clients(url: str, setting: Setting, count: int) -> AsyncIterator[float]:
     """They come one after the other; then, when the last one came."""
-    count = 2 * setting.num_slow_readers
     connections: list[socket.socket] = []
     reader = asyncio.create_task(_read_slowly(connections))
     try:

@@ -73,7 +73,7 @@ class Setting:
     def small(cls) -> Setting:
         """Everything a few times: to see that it works."""
         return cls(8, stall_timeout=2.0, num_rounds=3, num_operations=5, num_leaves=2, num_aborts=200,
-                   num_slow_readers=4, slow_seconds=5.0, num_half_open=3, num_frames=200,
+                   num_slow_readers=16, slow_seconds=5.0, num_half_open=3, num_frames=200,
                    num_hostile=400, num_bombs=3)  # fmt: skip
 
 
