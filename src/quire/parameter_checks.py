@@ -13,6 +13,8 @@ from quire.errors import RequestError, suggestion
 # (field, least, greatest): both inclusive; whole numbers if `least` is one
 Bounds = tuple[str, float, float]
 _PLAIN = frozenset({bool, int, float, str, type(None)})
+# what `plain` leaves as it is
+_LEFT = _PLAIN | {list, tuple}
 # of a list that is wrong
 _MOST_SHOWN = 32
 
@@ -39,7 +41,7 @@ def make_plain(params: msgspec.Struct) -> None:
     """Every field as Python's own type, in lists and dictionaries too: nothing else crosses a socket."""
     for name in params.__struct_fields__:
         value = getattr(params, name)
-        if type(value) not in _PLAIN:
+        if type(value) not in _LEFT:
             setattr(params, name, plain(value))
 
 
@@ -78,13 +80,16 @@ def check_encodable(name: str, text: str) -> None:
 
 
 def check_bounds(params: msgspec.Struct, bounds: Iterable[Bounds], *, optional: Collection[str] = ()) -> None:
-    """Fields in `optional` may be None."""
+    """Of fields that are plain. Those in `optional` may be None."""
     for name, least, greatest in bounds:
         value = getattr(params, name)
-        if value is None and name in optional:
-            continue
-        is_integer = isinstance(least, int)
-        if (is_integer and not is_int(value)) or not is_number(value) or not least <= value <= greatest:
+        is_integer = type(least) is int
+        # each request comes by here twice: no calls for what is right; infinity and NaN lie between no bounds
+        if type(value) is int or (type(value) is float and not is_integer):
+            is_right = least <= value <= greatest
+        else:
+            is_right = value is None and name in optional
+        if not is_right:
             kind = "a whole number" if is_integer else "a number"
             raise RequestError(f"{name}={value!r}: must be {kind} between {least} and {greatest}.", param=name)
 
@@ -99,9 +104,9 @@ def check_token_ids(name: str, token_ids: Iterable[object]) -> None:
 
 def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
     """A list of its own; one text stands for a list of one."""
-    value = plain(value)
-    if value is None:
+    if value is None or (type(value) is list and not value):
         return []
+    value = plain(value)
     if is_text and isinstance(value, str):
         return [value]
     if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):

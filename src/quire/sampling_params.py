@@ -138,12 +138,13 @@ class SamplingParams(
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop: {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed.", param="stop")
         for name in ("stop", "bad_words"):
-            if not all(isinstance(text, str) and text for text in getattr(self, name)):
-                raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
             for text in getattr(self, name):
+                if not isinstance(text, str) or not text:
+                    raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
                 check_encodable(name, text)
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-            check_token_ids(name, getattr(self, name) or ())
+            if token_ids := getattr(self, name):
+                check_token_ids(name, token_ids)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids=[]: leaves nothing to generate. Leave it out.", param="allowed_token_ids"

@@ -69,8 +69,10 @@ class Admission:
             return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
-        reasons = (limit.reason_to_refuse(request) for limit in self._limits)
-        return next((reason for reason in reasons if reason is not None), None)
+        for limit in self._limits:
+            if (reason := limit.reason_to_refuse(request)) is not None:
+                return reason
+        return None
 
     def plain_length(self, message: EngineRequest) -> int:
         """The greatest length of one that is nothing but a prompt and a sequence that ends by its length, and can run;

@@ -32,7 +32,10 @@ class Running:
         if not request.holds_rows:
             request.holds_rows = True
             self.num_reserved_rows += request.num_reserved_rows
-        insort(self.requests, request, key=lambda other: other.arrival)
+        if not self.requests or self.requests[-1].arrival < request.arrival:
+            self.requests.append(request)
+        else:  # it has run before, or others went first
+            insort(self.requests, request, key=lambda other: other.arrival)
         self._rows_in_order = None
 
     def leave(self, request: Request) -> None:
