@@ -231,7 +231,10 @@ class BlockPool:
         on."""
         if self._names[block] is not None:
             return False
-        twin = self.find(key)
+        group, name = key
+        blocks = self._blocks.get(group)
+        # not by `find`: each block that fills up comes by here
+        twin = blocks.get(name) if blocks is not None else None
         if twin is not None:
             if twin not in self._cached:
                 return False
