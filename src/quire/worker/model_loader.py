@@ -45,6 +45,8 @@ def load_model(config: WorkerConfig) -> nn.Module:
     """The model of `config.model_path`: on its device, weights loaded and packed, in eval mode."""
     facts = ModelFacts.read(Path(config.model_path))
     platform = current_platform(config.device)
+    if config.device == "cpu":
+        cpu.measure(facts.num_weight_bytes)
     dtype = platform.dtype(config.dtype)
     scheme = None if config.quantization is None else find_scheme(config.quantization)
     model_class, tower = _choice(config, facts)

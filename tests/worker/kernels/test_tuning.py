@@ -282,7 +282,7 @@ def test_who_has_no_home_gets_the_defaults(knobs, monkeypatch, caplog):
 
     monkeypatch.setattr(tuning, "cache_folder", no_home)
     monkeypatch.setattr(library, "_tuning", "")
-    library._tune("auto")
+    library._tune("auto", may_measure=True)
     assert "Could not determine home directory" in caplog.text
     assert cpu.statistics()["tuning"] == "defaults"
 
@@ -318,11 +318,17 @@ def test_a_process_tunes_until_all_is_measured(knobs, tmp_path):
     (tmp_path / "cache" / os.path.basename(cpu.statistics()["path"])).symlink_to(cpu.statistics()["path"])
     program = """
 import logging
+import os
 logging.basicConfig(level=logging.WARNING)
 from quire.worker.kernels import cpu
 from quire.worker.kernels.cpu import tuning
 tuning.SECONDS = 0.5
 assert cpu.load()
+files = sorted(os.listdir(os.environ["QUIRE_CACHE_DIR"]))
+# a model that caches hold is spared it
+cpu.measure(tuning.WEIGHT_BYTES - 1)
+assert sorted(os.listdir(os.environ["QUIRE_CACHE_DIR"])) == files
+cpu.measure(tuning.WEIGHT_BYTES)
 print(cpu.statistics()["tuning"])
 """
     environment = {

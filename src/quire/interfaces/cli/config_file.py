@@ -18,6 +18,28 @@ _MERGE = "<<"
 _MOST_CHARACTERS = 2**20
 
 
+class ElsewhereAction(argparse.Action):
+    """A flag that nobody lists: who types it is told where that is said instead."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str | None = None, where: str = "") -> None:
+        super().__init__(option_strings, dest, "?", const, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self._where = where
+
+    def __call__(self, _parser: Any, _namespace: Any, value: Any, flag: str | None = None) -> None:
+        raise OptionError(f"{flag}: {self._where or self._line_of_file(value, str(flag))}")
+
+    def _line_of_file(self, value: Any, flag: str) -> str:
+        if self.const is not None:
+            # a switch
+            value = "false" if flag.startswith("--no-") else "true"
+        return f"is set in the file of {FLAG}: {self.dest}: {value or 'value'}"
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether a file of options may set it."""
+        return not self._where
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     text = "options in a YAML file, also those that have no flag (docs/options.md); what is typed wins"
     parser.add_argument(FLAG, metavar="FILE", help=text)

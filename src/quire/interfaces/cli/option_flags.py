@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from quire.config.option import Option, options_of
-from quire.errors import OptionError
-from quire.interfaces.cli.config_file import FLAG as CONFIG
+from quire.interfaces.cli.config_file import ElsewhereAction
 
 _KIND_NAMES = {int: "N", float: "X", str: "TEXT", tuple: "TEXT", Mapping: "JSON"}
-
-
-class ElsewhereAction(argparse.Action):
-    """A flag that nobody lists: who types it is told where that is said instead."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str | None = None, where: str = "") -> None:
-        super().__init__(option_strings, dest, "?", const, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self._where = where
-
-    def __call__(self, _parser: Any, _namespace: Any, value: Any, flag: str | None = None) -> None:
-        raise OptionError(f"{flag}: {self._where or self._line_of_file(value, str(flag))}")
-
-    def _line_of_file(self, value: Any, flag: str) -> str:
-        if self.const is not None:
-            # a switch
-            value = "false" if flag.startswith("--no-") else "true"
-        return f"is set in the file of {CONFIG}: {self.dest}: {value or 'value'}"
-
-    @property
-    def is_entry(self) -> bool:
-        """Whether a file of options may set it."""
-        return not self._where
 
 
 def add_flags(

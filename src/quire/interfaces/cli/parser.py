@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import OptionError, suggestion
-from quire.interfaces.cli.config_file import FLAG, as_arguments, file_named_in, read_entries
-from quire.interfaces.cli.option_flags import ElsewhereAction
+from quire.interfaces.cli.config_file import FLAG, ElsewhereAction, as_arguments, file_named_in, read_entries
 
 if TYPE_CHECKING:
     from quire.interfaces.compat.vllm_names import Unused

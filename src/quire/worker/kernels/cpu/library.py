@@ -20,6 +20,7 @@ _library: ctypes.CDLL | None = None
 _path: Path | None = None
 _reason = "not asked for yet"
 _tuning = ""
+_has_measured = False
 # Threads and their processors, if anybody said; else as many as torch has.
 _crew: tuple[int, Sequence[int] | None] | None = None
 
@@ -39,8 +40,20 @@ def load() -> bool:
                     raise OptionError(f"QUIRE_CPU_TUNING={tuning}: must be auto, again or off.")
                 _decide(os.environ.get("QUIRE_CPU_KERNELS", "auto"))
                 _is_decided = True
-                _tune(tuning)
+                _tune(tuning, may_measure=False)
     return _library is not None
+
+
+def measure(num_weight_bytes: int) -> None:
+    """What suits this processor and no earlier start has measured, once in a process, before a model of this size is
+    loaded. Weights that a cache holds are spared it: nothing that is measured is about them."""
+    global _has_measured
+    from quire.worker.kernels.cpu import tuning
+
+    is_small = 0 < num_weight_bytes < tuning.WEIGHT_BYTES
+    if not is_small and load() and not _has_measured:
+        _has_measured = True
+        _tune(os.environ.get("QUIRE_CPU_TUNING", "auto"), may_measure=True)
 
 
 def _decide(choice: str) -> None:
@@ -89,8 +102,8 @@ def _decide(choice: str) -> None:
     set_crew(*(_crew or (torch.get_num_threads(), None)))
 
 
-def _tune(choice: str) -> None:
-    """After the decision: what is measured calls the kernels."""
+def _tune(choice: str, *, may_measure: bool) -> None:
+    """After the decision: what is measured calls the kernels. Else as earlier starts have measured."""
     global _tuning
     _tuning = choice
     if _library is None or _path is None or choice == "off":
@@ -105,8 +118,11 @@ def _tune(choice: str) -> None:
         file = tuning.file_of(_path, isa, num_threads)
     except RuntimeError as error:  # a user without a home, whose kernels came with the wheel
         _tuning = tuning.leave(knobs, tuning.Findings(), str(error))
-    else:
+        return
+    if may_measure:
         _tuning = tuning.apply(knobs, file, lambda: tuning.Probes().by_name(), num_threads, choice == "again")
+    else:
+        _tuning = tuning.read(file, knobs).in_words(knobs)
     _logger.info("CPU kernels: %s, tuning: %s", isa, _tuning)
 
 

@@ -1,5 +1,5 @@
-"""Which of the kernels' tunable numbers suit this processor and so many threads: measured at the first start, and what
-it had no time for at the next ones; kept beside the library.
+"""Which of the kernels' tunable numbers suit this processor and so many threads: measured at the first start with a
+model that no cache holds, and what it had no time for at the next ones; kept beside the library.
 
 What can be chosen stands in csrc/cpu/tuning.cpp, the default first; every choice gives the same bits. Candidates take
 turns in rounds, so that other work on the machine meets all of them alike, and one that is not the default is taken
@@ -45,7 +45,7 @@ MOST_TRIES = 3
 _VERSION = 2
 _DEFAULTS = "defaults"
 # Of each kind of weight: more than the caches of most processors.
-_WEIGHT_BYTES = 48 << 20
+WEIGHT_BYTES = 48 << 20
 # Outputs and inputs: wide and narrow layers of a small model.
 _SHAPES = ((6144, 1024), (1024, 3072))
 
@@ -224,10 +224,10 @@ def _call_all(calls: Sequence[Callable[[], object]]) -> None:
 
 
 def _weights(kind: str) -> list[tuple[int, int, Tensor]]:
-    """As many of each shape as fill _WEIGHT_BYTES."""
+    """As many of each shape as fill WEIGHT_BYTES."""
     plain = {shape: _packed(kind, *shape) for shape in _SHAPES}
     num_bytes = sum(first().numel() for first in plain.values())
-    times = max(1, _WEIGHT_BYTES // num_bytes)
+    times = max(1, WEIGHT_BYTES // num_bytes)
     return [(*shape, plain[shape]()) for _ in range(times) for shape in _SHAPES]
 
 
