@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import ModelError, RequestError
 from quire.testing.image_checkpoints import (
     IMAGE_TOKEN_ID,
@@ -64,11 +64,12 @@ FAMILIES = [
     "gemma3",
     "gemma4",
     "qwen2_vl",
+    "internvl",
     "llava",
     "mistral3",
     *(
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_vl_moe", "gemma4_ahead", "llava_siglip", "pixtral")
+        for name in ("qwen3_vl_moe", "gemma4_ahead", "internvl_norms", "llava_siglip", "pixtral")
     ),
 ]
 # what is said of those that the library does not run under Quire's attention
@@ -80,13 +81,16 @@ TEXT_IN_LIBRARY = ("gemma3", "gemma4_ahead")
 # families whose images have up to 16 tokens, which are computed in one step
 WHOLE = ("gemma3", "gemma4_ahead")
 # of so many blocks the prompts take a little more; groups of layers have blocks of their own
-FEW_BLOCKS = {"gemma3": 57, "gemma4": 37, "llava": 29, "llava_siglip": 29, "pixtral": 32, "mistral3": 29}
+FEW_BLOCKS = {
+    "gemma3": 57, "gemma4": 37, "internvl": 27, "internvl_norms": 27, "llava": 29, "llava_siglip": 29, "pixtral": 32,
+    "mistral3": 29,
+}  # fmt: skip
 # tokens of the larger image: with fewer it would be made smaller
 LARGER = {"gemma4": 16, "gemma4_ahead": 16, "pixtral": 24, "mistral3": 15}
 # of a prompt of one image, and of the same prompt with another
 NUM_CACHED = {
     "gemma3": (20, 4), "gemma4": (16, 0), "gemma4_ahead": (0, 0), "llava": (16, 0), "llava_siglip": (16, 0),
-    "pixtral": (40, 0), "mistral3": (12, 0),
+    "pixtral": (40, 0), "mistral3": (12, 0), "internvl": (20, 0), "internvl_norms": (20, 0),
 }  # fmt: skip
 
 
@@ -114,26 +118,29 @@ def images_of(prompt: dict) -> list:
     return images if isinstance(images, list) else [images]
 
 
-@torch.inference_mode()
 def continued(model, rendered) -> tuple[list[int], list[float]]:
-    token_ids = list(rendered.token_ids)
+    tokens: list[int] = []
     logprobs = []
     for _ in range(NUM_TOKENS):
-        ids = torch.tensor([token_ids])
-        inputs = reference_inputs(model.config.model_type, rendered.media, ids)
-        # a placeholder that was sampled is text
-        inputs = {
-            k: v * (torch.arange(ids.shape[1]) < len(rendered.token_ids)) if "type_ids" in k else v
-            for k, v in inputs.items()
-        }
-        if model.config.model_type == "gemma4":
-            # as `generate` sees it, which has the image behind it: padding
-            ids[0, len(rendered.token_ids) :].masked_fill_(ids[0, len(rendered.token_ids) :] == IMAGE_TOKEN_ID, 0)
-        model.model.rope_deltas = None
-        logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
-        token_ids.append(int(logits.argmax()))
-        logprobs.append(float(logits.log_softmax(-1).max()))
-    return token_ids[-NUM_TOKENS:], logprobs
+        of_next = logprobs_after(model, rendered, tokens)
+        tokens.append(int(of_next.argmax()))
+        logprobs.append(float(of_next.max()))
+    return tokens, logprobs
+
+
+@torch.inference_mode()
+def logprobs_after(model, rendered, tokens: list[int]) -> torch.Tensor:
+    """Of each token that may follow these, which follow a prompt."""
+    num_prompt = len(rendered.token_ids)
+    ids = torch.tensor([[*rendered.token_ids, *tokens]])
+    inputs = reference_inputs(model.config.model_type, rendered.media, ids)
+    # a placeholder that was sampled is text
+    inputs = {k: v * (torch.arange(ids.shape[1]) < num_prompt) if "type_ids" in k else v for k, v in inputs.items()}
+    if model.config.model_type == "gemma4":
+        # as `generate` sees it, which has the image behind it: padding
+        ids[0, num_prompt:].masked_fill_(ids[0, num_prompt:] == IMAGE_TOKEN_ID, 0)
+    model.model.rope_deltas = None
+    return model(input_ids=ids, use_cache=False, **inputs).logits[0, -1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -214,6 +221,25 @@ def test_beams_and_samples_share_an_image(checkpoint: Path, expected):
     assert [list(one.token_ids) for one in output.outputs] == [expected[0][0]] * 3
 
 
+def test_beams_are_those_of_a_search_by_hand(family: str, checkpoint: Path):
+    """The two best continuations of each step, out of what Transformers gives for whole sequences."""
+    model = make_image_model(family)
+    params = BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True)
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, block_size=4) as llm:
+        prompt = llm.renderer.render_prompt(PROMPTS[0]["prompt"], images=images_of(PROMPTS[0]))
+        [answer] = llm.beam_search(PROMPTS[:1], params)
+    beams = [(0.0, [])]
+    for _ in range(4):
+        found = []
+        for score, tokens in beams:
+            best = logprobs_after(model, prompt, tokens).topk(2)
+            found += [(score + float(value), [*tokens, int(token)]) for value, token in zip(*best, strict=True)]
+        beams = sorted(found, reverse=True)[:2]
+    ours = [(beam.cum_logprob, list(beam.tokens)[-4:]) for beam in answer.sequences]
+    assert [tokens for _, tokens in ours] == [tokens for _, tokens in beams]
+    np.testing.assert_allclose([score for score, _ in ours], [score for score, _ in beams], atol=4e-4)
+
+
 def test_other_images_behind_the_same_tokens_are_not_found(family: str, checkpoint: Path):
     """Placeholders are equal; only the image tells the blocks apart."""
     prompts = [{"prompt": "x<|image_pad|>y", "multi_modal_data": {"image": noise(84, 84, seed)}} for seed in (1, 2)]
@@ -228,14 +254,16 @@ def test_other_images_behind_the_same_tokens_are_not_found(family: str, checkpoi
 
 
 def test_encoder_runs_are_counted(family: str, checkpoint: Path):
-    """A chunk for a chunk, behind other text, and once more: an image is encoded once."""
+    """A chunk for a chunk, behind other text, and once more: an image is encoded once. One of InternVL is two tiles,
+    and one for the whole."""
+    num_pieces = 3 if family.startswith("internvl") else 1
     prompts = [{"prompt": f"{head}<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}} for head in "xyx"]
     with LLM(str(checkpoint), **options_of("chunks of 5 end within images", family)) as llm:
         for prompt in prompts:
             llm.generate([prompt], GREEDY, use_tqdm=False)
-            assert llm.statistics()["num_images_encoded_total"] == 1
+            assert llm.statistics()["num_images_encoded_total"] == num_pieces
         llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
-        assert llm.statistics()["num_images_encoded_total"] == 2
+        assert llm.statistics()["num_images_encoded_total"] == 2 * num_pieces
 
 
 def test_images_by_url(checkpoint: Path, tmp_path: Path):

@@ -99,7 +99,6 @@ ROWS = {
 OTHER_NAMES = {"kimi_k2": "as `deepseek_v3`"}
 TOWERS = (
     "idefics3",
-    "internvl",
     "llama4",
     "llava_next",
     "llava_onevision",
@@ -111,4 +110,4 @@ TOWERS = (
 LISTENERS = ("whisper",)
 # those that read a text and write another one (tests/differential/test_encoder_decoder.py)
 READERS = ("mt5", "t5", "umt5")
-ENCODERS = ("gemma3", "gemma4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+ENCODERS = ("gemma3", "gemma4", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")

@@ -109,8 +109,8 @@ def test_every_native_model_is_among_them():
     read by an encoder."""
     missing = set(native_model_types()) - {ARCHITECTURES[name][0] for name in NAMES}
     assert missing <= {
-        "bert", "gemma3", "gemma4", "kimi_k2", "llava", "mistral3", "modernbert", "mt5", "qwen2_5_vl", "qwen3_vl",
-        "qwen3_vl_moe", "roberta", "t5", "umt5", "whisper", "xlm_roberta",
+        "bert", "gemma3", "gemma4", "internvl", "kimi_k2", "llava", "mistral3", "modernbert", "mt5", "qwen2_5_vl",
+        "qwen3_vl", "qwen3_vl_moe", "roberta", "t5", "umt5", "whisper", "xlm_roberta",
     }  # fmt: skip
 
 

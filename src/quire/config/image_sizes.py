@@ -15,6 +15,8 @@ _COLOURS = 3
 # of a square's side in patches or pixels, and of frames: published ones have up to 16
 _LONGEST_SIDE = 1024
 _MOST_PIXELS = 1 << 30
+# in pixels, of an image that is no other size
+_LONGEST_SQUARE = 4096
 
 
 @dataclass(frozen=True)
@@ -143,22 +145,33 @@ def _soft_tokens(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Imag
     return ImageSizes(patch_size, merge_size, 1, cell, num_tokens * cell)
 
 
-# Families that join a tower to a text model. Of both several kinds are built; with each tower goes which of its vectors
-# are taken: those of patches alone, or all.
-JOINED = ("llava", "mistral3")
-JOINED_TEXTS = ("llama", "ministral3", "mistral", "qwen2", "qwen3")
-TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full", "pixtral": "full"}
-PIXTRAL = "pixtral"
+# Families that join a tower to a text model, and the kinds of towers that are built for each; the first where
+# config.json says nothing.
+JOINED = {
+    "internvl": ("internvl_vision",),
+    "llava": ("clip_vision_model", "siglip_vision_model", "pixtral"),
+    "mistral3": ("pixtral",),
+}
+JOINED_TEXTS = ("llama", "ministral3", "mistral", "qwen2", "qwen3", "qwen3_moe")
+# Which vectors of a tower are taken: those of patches alone, or all.
+TOWERS = {
+    "clip_vision_model": "default",
+    "internvl_vision": "default",
+    "pixtral": "full",
+    "siglip_vision_model": "full",
+}
+PIXTRAL, INTERN = "pixtral", "internvl_vision"
+_IMAGE_TOKENS = {"internvl": 151_667, "llava": 32_000, "mistral3": 10}
 
 
 def joined_tower(hf_config: Mapping[str, Any]) -> str | None:
     """The kind of the tower that is joined to a text model; None where one of them is not built."""
     text, vision = hf_config.get("text_config"), hf_config.get("vision_config")
-    if hf_config.get("model_type") not in JOINED or not isinstance(text, dict) or not isinstance(vision, dict):
+    kinds = JOINED.get(str(hf_config.get("model_type")))
+    if kinds is None or not isinstance(text, dict) or not isinstance(vision, dict):
         return None
-    tower = vision.get("model_type") or (PIXTRAL if hf_config["model_type"] == "mistral3" else "clip_vision_model")
-    is_built = text.get("model_type") in JOINED_TEXTS and tower in TOWERS
-    return tower if is_built and (tower == PIXTRAL or hf_config["model_type"] != "mistral3") else None
+    tower = vision.get("model_type") or kinds[0]
+    return tower if text.get("model_type") in JOINED_TEXTS and tower in kinds else None
 
 
 def _of_tower(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
@@ -179,9 +192,44 @@ def _of_tower(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSi
     return ImageSizes(patch_size, merge_size, 1, cell**2, height * width)
 
 
+def _one_tile(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSizes | None:
+    """Of InternVL: the squares that an image is cut into have one size."""
+    if joined_tower(hf_config) is None:
+        return None
+    vision = hf_config["vision_config"]
+    image_size = side_of(vision.get("image_size", 448), "vision_config.image_size")
+    patch_size = side_of(vision.get("patch_size", 14), "vision_config.patch_size")
+    merge_size = cells_merged(hf_config)
+    size = given.get("size") or {"height": image_size, "width": image_size}
+    if side_of([size["height"], size["width"]], "size") != image_size:
+        raise ValueError(f"size={str(size)[:60]}: must be vision_config.image_size={image_size} of config.json.")
+    if image_size % (patch_size * merge_size):
+        raise ValueError(
+            f"vision_config.image_size={image_size} must be a multiple of patch_size={patch_size} times {merge_size}, "
+            "which is 1 / downsample_ratio."
+        )
+    return ImageSizes(patch_size, merge_size, 1, image_size**2, image_size**2)
+
+
+def side_of(given: Any, name: str) -> int:
+    """Of a square: its side, or height and width. ValueError: it is none."""
+    sides = set(given) if isinstance(given, list | tuple) else {given}
+    if len(sides) != 1 or not all(type(side) is int and 1 <= side <= _LONGEST_SQUARE for side in sides):
+        raise ValueError(f"{name}={str(given)[:60]}: must be the side of a square, from 1 to {_LONGEST_SQUARE}.")
+    return int(sides.pop())
+
+
+def cells_merged(hf_config: Mapping[str, Any]) -> int:
+    """How many patches a side become one token. ValueError: no whole number."""
+    ratio = hf_config.get("downsample_ratio", 0.5)
+    if not isinstance(ratio, int | float) or not 1 / _LONGEST_SIDE <= ratio <= 1 or 1 / ratio % 1:
+        raise ValueError(f"downsample_ratio={str(ratio)[:40]}: must be 1 divided by a whole number, such as 0.5.")
+    return int(1 / ratio)
+
+
 def image_token_of(hf_config: Mapping[str, Any]) -> int:
     """What stands for an image of such a family."""
-    default = 10 if hf_config["model_type"] == "mistral3" else 32_000
+    default = _IMAGE_TOKENS[hf_config["model_type"]]
     return int(hf_config.get("image_token_index", hf_config.get("image_token_id", default)))
 
 
@@ -199,6 +247,7 @@ def longest_sides(given: Mapping[str, Any]) -> tuple[int, int]:
 _FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes | None]] = {
     "gemma3": _one_square,
     "gemma4": _soft_tokens,
+    "internvl": _one_tile,
     "llava": _of_tower,
     "mistral3": _of_tower,
     "qwen2_vl": _whole_cells,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from quire.config.image_sizes import (
+    INTERN,
     PIXTRAL,
     ImageSizes,
     joined_tower,
@@ -274,6 +275,10 @@ def _class_for(hf_config: Mapping[str, Any]) -> type[ImageProcessor]:
         from quire.renderer.lined_images import LinedImageProcessor
 
         return LinedImageProcessor
+    if tower == INTERN:
+        from quire.renderer.tiled_images import TiledImageProcessor
+
+        return TiledImageProcessor
     if tower is not None:
         from quire.renderer.cropped_images import CroppedImageProcessor
 

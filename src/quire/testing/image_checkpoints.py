@@ -121,12 +121,30 @@ JOINED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
+_INTERN: dict[str, Any] = {
+    **_TOWER, "model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [7, 7],
+}  # fmt: skip
+JOINED |= {
+    "internvl": ("internvl", "qwen2", _INTERN, {"image_token_id": IMAGE_TOKEN_ID}),
+    "internvl_norms": (
+        "internvl",
+        "qwen3_moe",
+        {
+            **_INTERN, "norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True, "use_mean_pooling": False,
+            "use_mask_token": True,
+        },
+        {"image_token_id": IMAGE_TOKEN_ID},
+    ),
+}  # fmt: skip
 ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
+TILES = ("<img>", "</img>")
 _NUMBERS: dict[str, dict[str, Any]] = {
     "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}, "crop_size": 56},
     "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 60, "width": 60}},
     "pixtral": {"size": {"longest_edge": 84}},
     "mistral3": {"size": {"longest_edge": 140}},
+    "internvl": {"size": {"height": 28, "width": 28}, "max_patches": 4},
+    "internvl_norms": {"size": {"height": 28, "width": 28}, "max_patches": 4},
     "qwen3_vl": {
         "patch_size": 16, "min_pixels": 64 * 64, "max_pixels": 32 * 32 * 64, "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
@@ -146,7 +164,7 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     # These templates write one mark, and processors do the rest.
     is_one_mark = model_type.startswith("gemma") or model_type in JOINED
     template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if is_one_mark else CHAT_TEMPLATE
-    write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK, *ROW_ENDS))
+    write_tokenizer(path, chat_template=template, more_special=(*MARKS, VIDEO_MARK, *ROW_ENDS, *TILES))
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
@@ -257,7 +275,7 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     """What Transformers' model is called with beside these tokens, [1, T]."""
     if model_type == GEMMA4:
         return _gemma4_inputs(media, token_ids)
-    if model_type in ("llava", "mistral3"):
+    if model_type in ("internvl", "llava", "mistral3"):
         return _joined_inputs(media)
     if model_type != GEMMA:
         is_video = token_ids == VIDEO_TOKEN_ID

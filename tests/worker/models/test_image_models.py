@@ -37,6 +37,7 @@ from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
 from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.gemma4 import Gemma4ForConditionalGeneration
+from quire.worker.models.internvl import InternVLForConditionalGeneration
 from quire.worker.models.llava import LlavaForConditionalGeneration
 from quire.worker.models.mistral3 import Mistral3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
@@ -51,6 +52,8 @@ CLASSES = {
     GEMMA: Gemma3ForConditionalGeneration,
     GEMMA4: Gemma4ForConditionalGeneration,
     GEMMA4_AHEAD: Gemma4ForConditionalGeneration,
+    "internvl": InternVLForConditionalGeneration,
+    "internvl_norms": InternVLForConditionalGeneration,
     "llava": LlavaForConditionalGeneration,
     "llava_siglip": LlavaForConditionalGeneration,
     "pixtral": LlavaForConditionalGeneration,

@@ -19,7 +19,7 @@ TOWERS = {
     "llama4": ("llama4", "Llama4ForCausalLM"),
     "qwen3_5": ("qwen3_5_text", "Qwen35TextForCausalLM"),
     "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen35MoeTextForCausalLM"),
-    "internvl": ("qwen2", "Qwen2ForCausalLM"),
+    "internvl": ("gpt_oss", "GptOssForCausalLM"),
     "llava_onevision": ("olmo2", "Olmo2ForCausalLM"),
 }
 MORE = {"llava_next": ("mistral", "MistralForCausalLM"), "idefics3": ("llama", "LlamaForCausalLM"),

@@ -50,11 +50,14 @@ class TowerAttention(nn.Module):
         self.out_proj = nn.Linear(size, size)
 
     def forward(self, hidden_PE: Tensor) -> Tensor:
-        heads_HPD = [
-            project(hidden_PE).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        ]
-        return self.out_proj(F.scaled_dot_product_attention(*heads_HPD).transpose(0, 1).flatten(1))
+        query_PE, key_PE, value_PE = (project(hidden_PE) for project in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(attended(query_PE, key_PE, value_PE, self.num_heads))
+
+
+def attended(query_PE: Tensor, key_PE: Tensor, value_PE: Tensor, num_heads: int) -> Tensor:
+    """What each patch sees of all patches."""
+    heads_HPD = [x.unflatten(1, (num_heads, -1)).transpose(0, 1) for x in (query_PE, key_PE, value_PE)]
+    return F.scaled_dot_product_attention(*heads_HPD).transpose(0, 1).flatten(1)
 
 
 class TowerMLP(nn.Module):

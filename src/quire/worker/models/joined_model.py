@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.config.image_sizes import JOINED_TEXTS, TOWERS, joined_tower
+from quire.config.image_sizes import INTERN, JOINED, JOINED_TEXTS, PIXTRAL, TOWERS, joined_tower
 from quire.errors import ModelError
+from quire.worker.layers.intern_tower import InternTower
 from quire.worker.layers.pixtral_tower import PixtralTower
 from quire.worker.layers.vision_tower import ChoosingTower, tower_activation
 from quire.worker.model_config import read_model_config
@@ -37,6 +38,12 @@ _EYES = {
 _VISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "clip_vision_model": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32},
     "siglip_vision_model": {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16},
+    "internvl_vision": {
+        "hidden_act": "gelu", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "image_size": 448, "patch_size": 14, "layer_norm_eps": 1e-6,
+        "norm_type": "layer_norm", "attention_bias": False, "use_qk_norm": False, "use_mean_pooling": True,
+        "use_absolute_position_embeddings": True,
+    },
     "pixtral": {
         "hidden_act": "gelu", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
         "num_attention_heads": 16, "image_size": 1024, "patch_size": 16,
@@ -78,7 +85,8 @@ def complete_joined(config: Any) -> None:
     if config.tower is None:
         raise ModelError(
             f"config.json: text_config.model_type must be one of {', '.join(JOINED_TEXTS)} and "
-            f"vision_config.model_type one of {', '.join(TOWERS)}: others are not built. Take a checkpoint of such."
+            f"vision_config.model_type one of {', '.join(JOINED[config.model_type])}: others are not built. Take a "
+            "checkpoint of such."
         )
     values = {name: value for name, value in config.text_config.items() if name != "architectures"}
     if config.tie_word_embeddings is not None:
@@ -155,8 +163,12 @@ class JoinedModel(CausalLM):
         text = config.text_class(config.text, max_model_len)
         super().__init__(text.model, text.lm_head)
         layers = _chosen_layers(config)
-        if config.tower == "pixtral":
-            self.vision_tower: PixtralTower | ChoosingTower = PixtralTower(config.vision, layers, merge_size)
+        self.vision_tower: InternTower | PixtralTower | ChoosingTower
+        if config.tower == INTERN:
+            is_end = config.vision_feature_layer == -1
+            self.vision_tower = InternTower(config.vision, layers[0], merge_size, is_end=is_end)
+        elif config.tower == PIXTRAL:
+            self.vision_tower = PixtralTower(config.vision, layers, merge_size)
         else:
             self.vision_tower = ChoosingTower(config.vision, layers, is_clip=config.tower == "clip_vision_model")
         self.tower_width = config.vision.hidden_size * len(layers)
