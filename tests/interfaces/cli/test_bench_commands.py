@@ -14,6 +14,8 @@ from quire.interfaces.cli.bench_perform import perform, perform_chains
 from quire.interfaces.cli.bench_start import seconds_to_first_token
 from quire.interfaces.cli.bench_workloads import Chains, Work
 from quire.testing.image_checkpoints import make_image_checkpoint
+from quire.testing.speech_checkpoints import make_speech_checkpoint
+from quire.testing.tiny_checkpoints import make_checkpoint
 
 # in this process: a process of its own for the engine would take as long as all the rest
 _FAST = ["--bandwidth", "30", "--peak", "400", "--no-engine-process", "--num-threads", "1", "--dtype", "float32"]
@@ -88,6 +90,19 @@ def test_agents_find_what_they_said_before():
     assert own[2][8:] == [52]
     assert [call.is_first for call in outcome.timelines] == [True, False, False] * 2
     assert [call.num_cached_tokens for call in outcome.timelines[:3]] == [1, 5, 8]
+
+
+def test_speech(tmp_path, capsys):
+    model = make_speech_checkpoint(tmp_path / "whisper")
+    sizes = ["--num-requests", "2", "--seconds", "1", "--output-length", "3"]
+    assert main(["bench", "speech", str(model), *sizes, *_FAST, "--rounds", "1", "--json", "-"]) == 0
+    measures = json.loads(capsys.readouterr().out)["measures"]
+    assert {name.split(", ")[0] for name in measures} == {"sounds are new", "sounds were heard before"}
+    new = {name.split(", ")[1]: measure["median"] for name, measure in measures.items() if "are new" in name}
+    # 6 tokens, of two sounds of a second each
+    assert new["output tokens"] * new["real-time factor"] * 2 == pytest.approx(6, rel=1e-3)
+    assert main(["bench", "speech", str(make_checkpoint(tmp_path / "llama", "llama")), *sizes, *_FAST]) == 2
+    assert "does not listen" in capsys.readouterr().err
 
 
 def test_images(tmp_path, capsys):

@@ -38,6 +38,7 @@ WORKLOADS = {
     "long-context": ("w10", "bench_engine", "LONG_CONTEXT", "one prompt of 32,768 tokens or more"),
     "agents": ("w11", "bench_engine", "AGENTS", "agents, each a chain of calls that grows"),
     "images": ("w12", "bench_engine", "IMAGES", "chats with images"),
+    "speech": ("w13", "bench_engine", "SPEECH", "sounds that are written down: the real-time factor"),
     "steps": ("w8", "bench_steps", "STEPS", "steps of all sizes, for simulations"),
     "start": ("w7", "bench_start", "START", "from the start of a process to its first token"),
 }

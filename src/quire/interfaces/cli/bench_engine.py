@@ -1,4 +1,4 @@
-"""`quire bench stream|batch|shared-prefix|parallel|prompt|long-context|agents|images`: on an engine, in rounds."""
+"""`quire bench stream|batch|shared-prefix|parallel|prompt|long-context|agents|images|speech`: in rounds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quire.interfaces.cli.bench_flags import (
     whole_number,
 )
 from quire.interfaces.cli.bench_numbers import Result
-from quire.interfaces.cli.bench_perform import Outcome, perform, perform_chains, perform_pictures
+from quire.interfaces.cli.bench_perform import Outcome, perform, perform_chains, perform_pictures, perform_sounds
 from quire.interfaces.cli.bench_sheet import Ruler, Sheet
-from quire.interfaces.cli.bench_workloads import Chains, Pictures, TokenSource, Work
+from quire.interfaces.cli.bench_workloads import Chains, Pictures, Sounds, TokenSource, Work
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.session import open_engine
 
@@ -171,6 +171,14 @@ def _note_pictures(sheet: Sheet, ruler: Ruler, works: list[Pictures], outcomes: 
     sheet.note("prompt", median(call.num_prompt_tokens for call in outcomes[0].timelines), "tokens")
 
 
+def _note_sounds(sheet: Sheet, ruler: Ruler, works: list[Sounds], outcomes: list[Outcome]) -> None:
+    """The second time the sounds were heard before, and what the encoder made of them is at hand."""
+    for name, work, outcome in zip(("sounds are new", "sounds were heard before"), works, outcomes, strict=True):
+        sheet.note(f"{name}, real-time factor", outcome.seconds / work.seconds, "s/s")
+        sheet.note(f"{name}, first token", median(outcome.times_to_first_token), "s")
+        sheet.note(f"{name}, output tokens", outcome.num_output_tokens / outcome.seconds, "tokens/s")
+
+
 def _shared_works(source: TokenSource, sizes: Sizes) -> list[Work]:
     work = workloads.shared_prefix(source, **sizes)
     return [work, workloads.with_known_prefix(work, source)]
@@ -254,4 +262,13 @@ IMAGES = EngineWorkload(
         Size("--output-length", 32, 1, _OUTPUT),
     ),
     lambda source, sizes: [workloads.pictures(source, **sizes)] * 2, _note_pictures, perform_pictures,
+)  # fmt: skip
+SPEECH = EngineWorkload(
+    "W13", "sounds that are written down, which need a model that listens", 3,
+    (
+        Size("--num-requests", 4, 1, "sounds at once"),
+        Size("--seconds", 30, 1, "of each sound, no more than the model hears at once"),
+        Size("--output-length", 100, 1, "tokens of each text"),
+    ),
+    lambda source, sizes: [workloads.sounds(source, **sizes)] * 2, _note_sounds, perform_sounds,
 )  # fmt: skip

@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from quire.beam_search_params import BeamSearchParams, GenerationParams
+from quire.config.speech_tokens import TRANSCRIBE, SpeechTokens
+from quire.errors import OptionError
 from quire.interfaces.cli.bench_report import Timeline
-from quire.interfaces.cli.bench_workloads import Chains, Pictures, Work
+from quire.interfaces.cli.bench_workloads import Chains, Pictures, Sounds, Work
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -119,6 +123,27 @@ async def perform_pictures(
 
     start = clock()
     timelines = await asyncio.gather(*(request(prompt) for prompt in prompts))
+    return Outcome(clock() - start, list(timelines))
+
+
+async def perform_sounds(engine: AsyncLLM, sounds: Sounds, seed: int = 0, clock: Clock = time.perf_counter) -> Outcome:
+    """From samples to text: what the encoder is given is made while the clock runs."""
+    tokens = SpeechTokens.read(engine.config.facts)
+    if tokens is None:
+        raise OptionError(f"model={engine.config.served_model_name}: does not listen. Take one that does, as Whisper.")
+    language = next(iter(tokens.languages.values()), None)
+    opening = tokens.opening(language, TRANSCRIBE, has_times=False)
+    params = _greedy(sounds.output_length)
+
+    async def request(levels: bytes) -> Timeline:
+        samples = np.frombuffer(levels, dtype=np.int8).astype(np.float32) / 128
+        prompt = {"prompt_token_ids": opening, "multi_modal_data": {"audio": samples}}
+        timeline = Timeline(num_prompt_tokens=len(opening), start=clock())
+        await _follow(engine, prompt, params, timeline, clock)
+        return timeline
+
+    start = clock()
+    timelines = await asyncio.gather(*map(request, sounds.sounds))
     return Outcome(clock() - start, list(timelines))
 
 

@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.config.sound_sizes import RATE
+
 # Lengths of the batch are drawn with this seed, and scaled so that so many requests have so many tokens in all.
 BATCH_SEED = 18_285
 BATCH_SIGMA = 0.9
@@ -82,6 +84,24 @@ class Pictures:
         return Pictures(self.images[:1], self.size, min(num_tokens, self.output_length))
 
 
+@dataclass(frozen=True)
+class Sounds:
+    """Requests that arrive together, each a window of sound that is written down."""
+
+    # bytes of levels from -128 to 127, so many a second as the model hears
+    sounds: Sequence[bytes]
+    rate: int
+    output_length: int
+
+    @property
+    def seconds(self) -> float:
+        """Of all of them."""
+        return sum(map(len, self.sounds)) / self.rate
+
+    def shortened(self, num_tokens: int) -> Sounds:
+        return Sounds(self.sounds[:1], self.rate, min(num_tokens, self.output_length))
+
+
 class TokenSource:
     """Token ids from a seed. A round never repeats an earlier one's tokens, or a prefix cache would answer it.
 
@@ -96,7 +116,7 @@ class TokenSource:
         return [self._draw.randrange(self._vocab_size) for _ in range(count)]
 
     def levels(self, count: int) -> bytes:
-        """Of a picture."""
+        """Of a picture, or of a sound."""
         return self._draw.randbytes(count)
 
 
@@ -189,6 +209,11 @@ def pictures(
     """W12: images of noise, squares of so many pixels a side."""
     images = [[source.levels(3 * size * size) for _ in range(num_images)] for _ in range(num_requests)]
     return Pictures(images, size, output_length)
+
+
+def sounds(source: TokenSource, *, num_requests: int = 4, seconds: int = 30, output_length: int = 100) -> Sounds:
+    """W13: noise, of so many seconds each; so many tokens are about what is said in half a minute."""
+    return Sounds([source.levels(seconds * RATE) for _ in range(num_requests)], RATE, output_length)
 
 
 def batch_lengths(mean_input: float, mean_output: float) -> tuple[list[int], list[int]]:
