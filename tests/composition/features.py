@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Feature:
     """`options`: of the engine. `sign`: what of its statistics must have counted something, or the run shows nothing.
-    `model`: one of `quire.testing.tiny_checkpoints`."""
+    `model`: one of `quire.testing.tiny_checkpoints`, or a kind of `source_checkpoints`."""
 
     name: str
     is_asked: bool = False
@@ -39,6 +39,7 @@ TP = "tensor parallel"
 PP = "pipeline parallel"
 WINDOWS = "windows"
 STATES = "states"
+SOURCES = "encoder and decoder"
 QUANTISED_KV = "quantised KV"
 SESSIONS = "sessions"
 DISAGGREGATION = "disaggregation"
@@ -73,6 +74,7 @@ FEATURES = {
             options={"state_checkpoint_interval": 8, "state_checkpoint_share": 0.5},
             model="qwen3_5_text",
         ),
+        Feature(SOURCES, is_asked=True, sign="num_images_encoded_total", model="t5"),
         Feature(QUANTISED_KV, is_asked=True, options={"kv_cache_dtype": "int8"}),
         Feature(SESSIONS),
         Feature(
@@ -89,4 +91,10 @@ FEATURES = {
 }
 SCARCE = frozenset({SWAP, RECOMPUTE})
 # one option, or one model, cannot have both values
-ALTERNATIVES = (frozenset({SWAP, RECOMPUTE}), frozenset({WINDOWS, STATES}), frozenset({DISAGGREGATION, TIERS}))
+ALTERNATIVES = (
+    frozenset({SWAP, RECOMPUTE}),
+    frozenset({WINDOWS, STATES}),
+    frozenset({WINDOWS, SOURCES}),
+    frozenset({STATES, SOURCES}),
+    frozenset({DISAGGREGATION, TIERS}),
+)

@@ -17,8 +17,8 @@ that whoever asks for both reads. `/`: one of the two is chosen. Each run must h
 gave way, drafts were made, blocks were found.
 
 This page is made by `python -m tests.composition --write docs/composition.md`; `make nightly ARGS="-k composition"`
-runs all pairs and many triples, the default tests a sample. Beams make no drafts; the requests beside them do. What
-goes with sounds, and what does not, stands in [speech](speech.md#on-the-way).
+runs all pairs and many triples, the default tests a sample. Beams make no drafts; the requests beside them do. Sounds
+take the way of [encoder and decoder](encoder-decoder.md#on-the-way), here with prompts of T5.
 
 """
 

@@ -24,7 +24,8 @@ from quire.config import EngineConfig, EngineOptions, resolve
 from quire.engine_core.driver import CoreDriver
 from quire.engine_core.launch import build_engine_core
 from quire.engine_core.scheduler.recovery import RecoveryCosts
-from quire.errors import UserError
+from quire.errors import RequestError, UserError
+from quire.interfaces.requests import Limits, RequestMaker
 from quire.messages import (
     DecodingSpec,
     EngineOutputs,
@@ -38,6 +39,7 @@ from quire.renderer import Renderer
 from quire.sampling_params import SamplingParams
 from quire.structured_output.vocabulary import Vocabulary
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.testing.source_checkpoints import KINDS, make_source_checkpoint
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 
@@ -78,6 +80,7 @@ OPTIONS: dict[str, Any] = {
 NUM_SCARCE = {
     "llama": (29, 29),
     "qwen2_window": (60, 150),
+    "t5": (32, 60),
     "qwen3_5_text": (80, 150),
     # a state is more of these blocks, which are smaller
     "qwen3_5_text with int8": (110, 200),
@@ -124,7 +127,8 @@ class House:
 
     def model(self, name: str) -> Path:
         if name not in self._checkpoints:
-            self._checkpoints[name] = make_checkpoint(self._folder / name, name)
+            make = make_source_checkpoint if name in KINDS else make_checkpoint
+            self._checkpoints[name] = make(self._folder / name, name)
         return self._checkpoints[name]
 
     def adapter(self, model: str) -> Path:
@@ -387,6 +391,9 @@ class _Run:
         if f.STATES in self._names and self._names & f.SCARCE:
             # checkpoints of states give way first; and a worker's part of a state is fewer blocks
             unseen |= {f.PREFIX_CACHE, *(f.SCARCE if has_workers else ())}
+        if f.SOURCES in self._names and self._names & f.SCARCE:
+            # an encoder reads a prompt whole, so that it shares nothing with others, and it is gone when it comes again
+            unseen.add(f.PREFIX_CACHE)
         return frozenset(unseen)
 
     @contextmanager
@@ -406,7 +413,7 @@ class _Run:
             core = build_engine_core(config)
         except UserError as error:
             raise RefusedError(str(error)) from error
-        engine = _Engine(core)
+        engine = _Engine(core, _maker_of_sources(config))
         try:
             if f.LORA in self._names:
                 engine.load_adapter(self._house.adapter(self._model))
@@ -417,11 +424,26 @@ class _Run:
             core.shutdown()
 
 
+def _maker_of_sources(config: EngineConfig) -> RequestMaker | None:
+    if not config.facts.has_sources:
+        return None
+    limits = Limits(
+        vocab_size=VOCAB_SIZE,
+        max_model_len=config.max_model_len,
+        max_logprobs=config.max_logprobs,
+        max_num_seqs=config.max_num_seqs,
+        decoder_start_token_id=config.facts.decoder_start_token_id,
+    )
+    return RequestMaker(limits, bad_words_token_ids=lambda words: [])
+
+
 class _Engine:
     """A core that is stepped here, with what has come of it."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Any, maker: RequestMaker | None) -> None:
+        """`maker`: of a model whose prompts an encoder reads, which the core is told by the front end."""
         self._core = core
+        self._maker = maker
         self._driver = CoreDriver(core)
         self._driver.take()
 
@@ -447,6 +469,16 @@ class _Engine:
         while self.control("statistics")["kv_tiers_waiting_bytes"]:
             pass
 
+    def _with_source(self, request: EngineRequest) -> EngineRequest:
+        if self._maker is None:
+            return request
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        try:
+            made = self._maker.make(prompt, sampling, keep=request.keep, is_final=request.is_final)
+        except RequestError as error:
+            raise RefusedError(str(error)) from error
+        return msgspec.structs.replace(request, prompt_token_ids=made.prompt_token_ids, media=made.media)
+
     def serve(self, arrivals: list[list[Any]], turn: int) -> Outcome:
         """Until all have ended. The first error is what the run is refused with."""
         outcome: Outcome = {}
@@ -454,6 +486,7 @@ class _Engine:
         for number, messages in enumerate(itertools.chain(arrivals, itertools.repeat([]))):
             for message in messages:
                 if isinstance(message, EngineRequest):
+                    message = self._with_source(message)
                     outcome[message.request_id, turn] = [Output([], [], []) for _ in range(message.sampling.n)]
                     num_open += message.sampling.n
                 self._driver.handle(message)
