@@ -21,6 +21,7 @@ from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, Sc
 from quire.worker.attention import Attention
 from quire.worker.encoded_media import EncodedMedia
 from quire.worker.input_batch import InputBatch
+from quire.worker.staging import send
 from quire.worker.step_member import StepMember
 
 
@@ -210,14 +211,14 @@ def _vectors_of(vectors: Media, part: slice, device: torch.device) -> Tensor:
     width = vectors.shape[1]
     num_bytes = 4 * width
     wanted = memoryview(vectors.pixels)[part.start * num_bytes : part.stop * num_bytes]
-    return torch.frombuffer(bytearray(wanted), dtype=torch.float32).reshape(-1, width).to(device)
+    return send(torch.frombuffer(bytearray(wanted), dtype=torch.float32).reshape(-1, width), device)
 
 
 def pixels_of(image: Media, device: torch.device) -> Tensor:
     """[patches, colours * frames * pixels], as the encoder takes them. The same bits on every device: each number is
     made of one byte, by one multiplication, subtraction and division."""
-    levels_PCS = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).reshape(image.shape).to(device)
-    numbers = torch.tensor([image.mean, image.std], dtype=torch.float32, device=device)
+    levels_PCS = send(torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).reshape(image.shape), device)
+    numbers = send(torch.tensor([image.mean, image.std], dtype=torch.float32), device)
     mean_C1, std_C1 = numbers[:, :, None]
     pixels_PCS = levels_PCS.to(torch.float32).mul_(1 / 255).sub_(mean_C1).div_(std_C1)
     num_patches, num_colours, num_pixels = image.shape

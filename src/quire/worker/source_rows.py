@@ -31,7 +31,7 @@ from quire.messages import SOURCE, AdmittedSequence, ForkedSequence, IntArray, M
 from quire.worker.attention import Attention, AttentionBatch
 from quire.worker.encoded_media import EncodedMedia
 from quire.worker.input_batch import InputBatch
-from quire.worker.staging import to_device
+from quire.worker.staging import send, to_device
 from quire.worker.step_member import StepMember
 
 
@@ -166,7 +166,7 @@ class SourceRows(StepMember):
 
     def _encode(self, source: Media) -> Tensor:
         def encode() -> Tensor:
-            encoded: Tensor = self._model.encode(self._model.source_of(source).to(self._device))
+            encoded: Tensor = self._model.encode(send(self._model.source_of(source), self._device))
             return encoded
 
         return self._encoded.of(source, encode)

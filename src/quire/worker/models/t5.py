@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,10 +102,10 @@ class T5ForConditionalGeneration(EncoderDecoder):
     def source_of(self, media: Media) -> Tensor:
         if list(media.shape) != [media.length] or len(media.pixels) != 4 * media.length:
             raise ModelError(f"media: a source of {media.length} tokens needs as many ids, not {media.shape}.")
-        ids = torch.frombuffer(bytearray(media.pixels), dtype=torch.int32)
+        ids = np.frombuffer(media.pixels, dtype=np.int32)
         if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ModelError(f"media: token ids of a source must be from 0 to {self.vocab_size - 1}.")
-        return ids.long()
+        return torch.from_numpy(ids.astype(np.int64))
 
     def largest_source(self) -> Tensor:
         return torch.zeros(self.max_source, dtype=torch.int64)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from quire.config.speech_tokens import SpeechTokens
-from quire.messages import AdmittedSequence, IntArray
+from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors.processor import User
+from quire.worker.staging import to_device
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class HeardText:
             self._never_V = _mask(self._tokens.suppressed, logits_NV)
             self._not_first_V = _mask(self._tokens.suppressed_first, logits_NV)
         is_all = len(users) == len(logits_NV)
-        positions = torch.tensor([user.position for user in users], device=logits_NV.device)
+        [positions] = to_device([int_array([user.position for user in users])], logits_NV.device)
         rows_nV = logits_NV if is_all else logits_NV[positions]
         rows_nV.masked_fill_(self._never_V, -torch.inf)
         timed = []
@@ -83,7 +84,7 @@ class HeardText:
 
     def _prefer_times(self, rows_nV: Tensor, timed: list[int]) -> None:
         first = self._tokens.first_timestamp
-        index = torch.tensor(timed, device=rows_nV.device)
+        [index] = to_device([int_array(timed)], rows_nV.device)
         logprobs_tV = rows_nV[index].log_softmax(-1)
         is_time_t = logprobs_tV[:, first:].logsumexp(-1) > logprobs_tV[:, :first].amax(-1)
         logits_tV = rows_nV[index]
