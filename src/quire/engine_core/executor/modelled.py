@@ -216,7 +216,10 @@ class ModelledExecutor:
             work = None if step else first_work
             next_at = arrivals[len(joined)][0] if len(joined) < len(arrivals) else math.inf
             if next_at <= now:
-                joining = [request for at, request in arrivals[len(joined) :] if at <= now]
+                num_here = len(joined)
+                while num_here < len(arrivals) and arrivals[num_here][0] <= now:
+                    num_here += 1
+                joining = [request for _, request in arrivals[len(joined) : num_here]]
                 most = room.take(joining, len(ends)) if room is not None else []
                 if not most:
                     break

@@ -71,7 +71,7 @@ class AdmissionControl:
         self._step = step
         self._lenders = None
         self._has_results_to_come = has_results_to_come
-        if not len(self._queues):
+        if self._queues.are_empty:
             return
         head = next(self._heads(), None) if self._may_displace() else None
         if head is not None and not self.may_start(head):
@@ -81,7 +81,7 @@ class AdmissionControl:
 
     def next(self) -> Request | None:
         """The request that starts now."""
-        if not len(self._queues):
+        if self._queues.are_empty:
             return None
         self._lenders = None
         for head in self._heads():
@@ -110,7 +110,7 @@ class AdmissionControl:
     def num_steps_without_start(self, step: int) -> int:
         """From this step on nobody would start in so many, if nobody comes or ends, nobody gives way, and blocks only
         become fewer."""
-        if not len(self._queues):
+        if self._queues.are_empty:
             return _FOR_EVER
         if not self._queues.num_preempted and self._has_newcomers() and self._num_free_rows > 0:
             return 0
@@ -141,7 +141,7 @@ class AdmissionControl:
         """So many are enough for whoever waits, as far as a few look: none need be given up for them."""
         if self._queues.num_preempted or self._open_inputs or len(self._queues) > _LOOKED_AT:
             return False
-        if not len(self._queues):
+        if self._queues.are_empty:
             return num_blocks >= 0
         needed = sum(
             self._estimates.most_blocks(one.longest + 1, one, self._step_tokens) for one in self._queues.in_line()

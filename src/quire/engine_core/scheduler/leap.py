@@ -137,7 +137,7 @@ class Leap:
         if not self.are_plain(rows, known):
             return nothing
         # whoever waits may start where somebody ends
-        steps = self._steps(rows, known, num_steps, beyond_ends=beyond_ends and not len(self._queues))
+        steps = self._steps(rows, known, num_steps, beyond_ends=beyond_ends and self._queues.are_empty)
         return (rows, steps) if len(steps) else nothing
 
     def behind(self, rows: IntArray, granted: IntArray, *, beyond_ends: bool) -> tuple[IntArray, IntArray]:
@@ -150,7 +150,7 @@ class Leap:
         known = self._rows.num_known[running]
         if not self._nobody_looks(running, known, self._rows.num_computed[running] + granted[running] == known):
             return nothing
-        num_steps = 1 if len(self._queues) else _FARTHEST
+        num_steps = _FARTHEST if self._queues.are_empty else 1
         steps = self._steps(running, known, num_steps, beyond_ends=beyond_ends)
         return (running, steps) if len(steps) else nothing
 
@@ -166,7 +166,7 @@ class Leap:
     def room(self, rows: IntArray) -> Room | None:
         """For those who come while these rows, which `horizon` or `behind` has named, get their tokens."""
         is_plain = (
-            self._steady.is_simple and not self._pool.keeps_contents and not len(self._queues)
+            self._steady.is_simple and not self._pool.keeps_contents and self._queues.are_empty
             and not self._lifecycle.open_inputs and not self._admission_control.is_anybody_protected
             and type(self._transfers) is Transfers
         )  # fmt: skip
@@ -217,7 +217,9 @@ class Leap:
                     self._lifecycle.end_output(sequence, "length")
             self._lifecycle.end_blamed()
             if joining and joining[0].step == num_made:
-                of_step = [joining.popleft() for _ in range(sum(join.step == num_made for join in joining))]
+                of_step = [joining.popleft()]
+                while joining and joining[0].step == num_made:
+                    of_step.append(joining.popleft())
                 assert start is not None
                 started = start(num_made, [join.request for join in of_step])
                 taken[num_made] += self._pool.num_held - held_before

@@ -38,6 +38,11 @@ class WaitingQueues:
         return len(self._by_arrival) + len(self._silent) + len(self._awaiting) + len(self._preempted)
 
     @property
+    def are_empty(self) -> bool:
+        """As `len` says, in a fraction of the time: each step asks a few times."""
+        return not (self._by_arrival or self._preempted or self._silent or self._awaiting)
+
+    @property
     def num_preempted(self) -> int:
         return len(self._preempted)
 
