@@ -221,8 +221,8 @@ class Replica:
         room = self.core.room_in_leap(rows) if arrivals else None
         times, joins = self._executor.foresee(rows, steps, until, work, arrivals, room)
         # of each step each row's token is counted
-        num_more = (work.num_tokens - len(rows) if work is not None else 0) - len(joins)
-        num_more += sum(len(join.request.prompt_token_ids) for join in joins)
+        num_more = work.num_tokens - len(rows) if work is not None else 0
+        num_more += sum(len(join.request.prompt_token_ids) - (join.step - join.begins + 1) for join in joins)
         return _Foreseen(rows, steps, sequence_ids, times, num_more, joins)
 
     def statistics(self) -> dict[str, float]:
@@ -263,16 +263,19 @@ class Replica:
             self._add_tokens(sequence_id, count, first, last, gaps)
         num_steps = len(times) - 1
         num_gone = np.bincount(steps, minlength=num_steps + 1)
+        # rows that begin in a step, and those that had no token before it
         num_come = np.zeros(num_steps + 1, dtype=np.int64)
+        num_new = np.zeros(num_steps + 1, dtype=np.int64)
         for join in ahead.joins:
             last_step = join.step + join.num_steps
             sequence_id = sequence_id_of(join.request.request_id, 0)
             self._add_tokens(sequence_id, join.num_steps, float(times[join.step + 1]), float(times[last_step]), gaps)
-            num_come[join.step] += 1
+            num_come[join.begins] += 1
+            num_new[join.begins : join.step + 1] += 1
             num_gone[last_step] += 1
         num_rows: IntArray = len(steps) + (num_come - num_gone)[:-1].cumsum()
         self.work.gaps.add(gaps)
-        self.work.gaps.add_many(times[2:] - times[1:-1], (num_rows - num_come[:-1])[1:])
+        self.work.gaps.add_many(times[2:] - times[1:-1], (num_rows - num_new[:-1])[1:])
         return num_rows
 
     def _add_tokens(self, sequence_id: int, count: int, first: float, last: float, gaps: list[float]) -> None:

@@ -80,16 +80,21 @@ class StepWork:
 class RoomInLeap(Protocol):
     """What the core says of those who come while steps are made together."""
 
+    # of the leap, and tokens of a step
     num_steps: int
+    num_tokens: int
 
     def take(self, requests: Sequence[EngineRequest], num_running: int) -> list[int]:
-        """How many tokens each of these gets, who come together; nothing: one of them must wait for a decision."""
+        """How many tokens each of these gets, who come together; nothing: one of them must wait for a decision. A
+        prompt that is longer than a step has room for takes two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Who came at that time, and gets a token in so many of these steps from this one on."""
+    """Who came at that time, begins in a step, and gets a token in so many of these steps from that or the next one
+    on."""
 
+    begins: int
     step: int
     request: EngineRequest
     at: float
@@ -108,6 +113,18 @@ class DraftQuality:
     """Of a proposer that is not run: the share of its tokens that are right."""
 
     acceptance: float = 0.7
+
+
+def _time_of(arrivals: Sequence[tuple[float, EngineRequest]], number: int) -> float:
+    return arrivals[number][0] if number < len(arrivals) else math.inf
+
+
+def _earlier(arrivals: Sequence[tuple[float, EngineRequest]], first: int, now: float) -> list[EngineRequest]:
+    """Those from the first on who have come by now."""
+    last = first
+    while last < len(arrivals) and arrivals[last][0] <= now:
+        last += 1
+    return [request for _, request in arrivals[first:last]]
 
 
 class ModelledStep:
@@ -210,26 +227,37 @@ class ModelledExecutor:
         num_steps = ends[-1][0] if room is None else room.num_steps
         times = np.empty(num_steps + 1)
         times[0] = now = max(self._free_at, self.clock.now())
-        joined: list[tuple[int, int]] = []
+        # (first step, the one that brings a token, tokens) of those who join
+        joined: list[tuple[int, int, int]] = []
         step = 0
         while step < num_steps:
             work = None if step else first_work
-            next_at = arrivals[len(joined)][0] if len(joined) < len(arrivals) else math.inf
+            next_at = _time_of(arrivals, len(joined))
             if next_at <= now:
-                num_here = len(joined)
-                while num_here < len(arrivals) and arrivals[num_here][0] <= now:
-                    num_here += 1
-                joining = [request for _, request in arrivals[len(joined) : num_here]]
+                joining = _earlier(arrivals, len(joined), now)
                 most = room.take(joining, len(ends)) if room is not None else []
-                if not most:
+                if room is None or not most:
                     break
-                work = self._work_of_joined(len(ends), context + step * len(ends), joining)
-                for request, num_tokens in zip(joining, most, strict=True):
-                    joined.append((step, num_tokens))
-                    num_read = len(request.prompt_token_ids) - step
-                    heappush(ends, (min(step + num_tokens, num_steps), num_read))
-                    context += num_read
-                next_at = arrivals[len(joined)][0] if len(joined) < len(arrivals) else math.inf
+                begins = step
+                next_at = _time_of(arrivals, len(joined) + len(joining))
+                pieces = [(0, len(request.prompt_token_ids)) for request in joining]
+                num_left = room.num_tokens - len(ends)
+                if sum(length for _, length in pieces) > num_left:
+                    # of a prompt alone the rest is computed in the next step
+                    work = self._work_of_joined(ends, context, step, [(0, num_left)], num_sampled=len(ends))
+                    done_at = float(now + self.costs.seconds(work))
+                    if step + 2 > num_steps or done_at >= min(until, next_at):
+                        break
+                    step += 1
+                    times[step] = now = done_at
+                    pieces = [(num_left, pieces[0][1])]
+                    while ends and ends[0][0] == step:
+                        context -= heappop(ends)[1]
+                work = self._work_of_joined(ends, context, step, pieces, num_sampled=len(ends) + len(pieces))
+                for (_, length), num_tokens in zip(pieces, most, strict=True):
+                    joined.append((begins, step, num_tokens))
+                    heappush(ends, (min(step + num_tokens, num_steps), length - step))
+                    context += length - step
             if not ends:
                 break
             first = step
@@ -252,8 +280,8 @@ class ModelledExecutor:
             if now >= until:
                 break
         joins = [
-            Join(first, request, at, min(num_tokens, step - first))
-            for (at, request), (first, num_tokens) in zip(arrivals, joined, strict=False)
+            Join(begins, first, request, at, min(num_tokens, step - first))
+            for (at, request), (begins, first, num_tokens) in zip(arrivals, joined, strict=False)
         ]
         return times[: step + 1], joins
 
@@ -270,17 +298,24 @@ class ModelledExecutor:
             attention_pairs=pairs,
         )
 
-    def _work_of_joined(self, num_rows: int, context: int, joining: list[EngineRequest]) -> StepWork:
-        """Of a step in which so many rows get a token, and these are computed from their beginning."""
-        prompts = [len(request.prompt_token_ids) for request in joining]
-        read = float(context + sum(prompts))
-        seen = float(context + sum(length * (length + 1) for length in prompts) // 2)
-        num_bytes, pairs = self._attention.of_context(read, seen)
+    def _work_of_joined(
+        self,
+        ends: list[tuple[int, int]],
+        context: int,
+        step: int,
+        pieces: list[tuple[int, int]],
+        num_sampled: int,
+    ) -> StepWork:
+        """Of a step in which each of these rows gets a token, and these pieces of prompts are computed."""
+        read = context + step * len(ends)
+        seen = read + sum((first + last + 1) * (last - first) for first, last in pieces) // 2
+        read += sum(last for _, last in pieces)
+        num_bytes, pairs = self._attention.of_context(float(read), float(seen))
         return StepWork(
-            num_rows=num_rows + len(prompts),
-            num_tokens=num_rows + sum(prompts),
-            num_sampled=num_rows + len(prompts),
-            context_tokens=read,
+            num_rows=len(ends) + len(pieces),
+            num_tokens=len(ends) + sum(last - first for first, last in pieces),
+            num_sampled=num_sampled,
+            context_tokens=float(read),
             context_bytes=num_bytes,
             attention_pairs=pairs,
         )

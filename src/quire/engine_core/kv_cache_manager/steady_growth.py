@@ -92,6 +92,12 @@ class SteadyGrowth:
             num_steps //= 2
         return np.minimum(steps, num_steps) if num_steps else NO_INTS
 
+    def allocate_rest(self, sequence: Sequence) -> None:
+        """Blocks for what is left of a prompt; they are there, and get no names."""
+        is_there = self._manager.allocate_slots(sequence, sequence.num_total_tokens - sequence.num_computed_tokens)
+        assert is_there, "who joins was certain to find its blocks"
+        self._manager.moves.drop_writes(sequence.row)
+
     def grow(self, row: int, sequence: Sequence, num_steps: int) -> range:
         """The same for one whose blocks get no names, at once: in which of its steps, from the first on, it takes a
         block each."""

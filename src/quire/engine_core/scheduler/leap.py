@@ -44,8 +44,11 @@ _MOST_JOINING = 4
 
 
 class Join(Protocol):
-    """Who starts in a later step of a leap, and gets a token in it and in those after it, so many in all."""
+    """Who starts in a later step of a leap, and gets a token in `step`, which is that or the next one, and in those
+    after it, so many in all."""
 
+    @property
+    def begins(self) -> int: ...
     @property
     def step(self) -> int: ...
     @property
@@ -72,7 +75,7 @@ class Room:
 
     def take(self, requests: Sequence[EngineRequest], num_running: int) -> list[int]:
         """How many tokens each may get of these, who come together when so many run. Nothing, if it is not certain
-        that all of them start with all of their prompts."""
+        that all of them start, and with all of their prompts; one that comes alone, with as much as the step has."""
         most = []
         num_tokens = num_running
         for request in requests:
@@ -84,7 +87,10 @@ class Room:
             if not length:
                 return []
             most.append(length - num_prompt)
-        is_certain = min(self.num_rows, self.num_blocks, self.num_tokens - num_tokens) >= 0
+        # a prompt alone may take two steps, in each of which those who run get a token
+        num_steps = 2 if len(requests) == 1 else 1
+        num_left = num_steps * (self.num_tokens - num_running) - (num_tokens - num_running)
+        is_certain = min(self.num_rows, self.num_blocks, num_left) >= 0
         return most if is_certain and len(requests) <= _MOST_JOINING else []
 
 
@@ -206,9 +212,13 @@ class Leap:
         ends = [(int(steps[i]), int(rows[i]), sequences[i]) for i in (left <= 0).nonzero()[0].tolist()]
         heapify(ends)
         joining = deque(joins)
+        # who has computed a part of its prompt
+        cut: list[tuple[TokenSequence, Join]] = []
         num_made = 0
-        while ends or joining:
-            num_made = min(ends[0][0] if ends else num_steps, joining[0].step if joining else num_steps)
+        while ends or joining or cut:
+            num_made = min(ends[0][0] if ends else num_steps, joining[0].begins if joining else num_steps)
+            if cut:
+                num_made = cut[0][1].step
             self._made(growth, num_made)
             held_before = self._pool.num_held
             while ends and ends[0][0] == num_made:
@@ -216,32 +226,42 @@ class Leap:
                 with self._lifecycle.blaming(sequence.request, "it could not be ended"):
                     self._lifecycle.end_output(sequence, "length")
             self._lifecycle.end_blamed()
-            if joining and joining[0].step == num_made:
+            started = []
+            if joining and joining[0].begins == num_made:
                 of_step = [joining.popleft()]
-                while joining and joining[0].step == num_made:
+                while joining and joining[0].begins == num_made:
                     of_step.append(joining.popleft())
                 assert start is not None
-                started = start(num_made, [join.request for join in of_step])
-                taken[num_made] += self._pool.num_held - held_before
-                for sequence, join in zip(started, of_step, strict=True):
-                    if self._join(sequence, join, taken):
-                        heappush(ends, (num_made + join.num_steps, sequence.row, sequence))
-            else:
-                taken[num_made] += self._pool.num_held - held_before
+                started = list(zip(start(num_made, [join.request for join in of_step]), of_step, strict=True))
+            elif cut:
+                # nobody starts beside it
+                self._steady.allocate_rest(cut[0][0])
+                started = cut
+            taken[num_made] += self._pool.num_held - held_before
+            cut = [one for one in started if one[1].step > num_made]
+            if not cut:
+                self._join_all(started, ends, taken)
         if num_made < num_steps:
             self._made(growth, num_steps)
         held: IntArray = num_held + taken[:num_steps].cumsum()
         return held
 
-    def _join(self, sequence: TokenSequence, join: Join, taken: IntArray) -> bool:
-        """It has started: its numbers and blocks become those behind its steps. `taken`: blocks by step. Whether it
-        ends with the last of them."""
+    def _join_all(
+        self,
+        joined: list[tuple[TokenSequence, Join]],
+        ends: list[tuple[int, int, TokenSequence]],
+        taken: IntArray,
+    ) -> None:
+        """These compute the last of their prompts: their numbers and blocks become those behind their steps. `ends`:
+        gets those who end with the last of them; `taken`: blocks by step."""
         numbers = self._rows
-        row = sequence.row
-        numbers.learn_unseen(row, join.num_steps)
-        steps = self._steady.grow(row, sequence, join.num_steps)
-        taken[join.step + steps.start : join.step + steps.stop : steps.step] += 1
-        return bool(numbers.num_known[row] >= numbers.max_total[row])
+        for sequence, join in joined:
+            row = sequence.row
+            numbers.learn_unseen(row, join.num_steps)
+            steps = self._steady.grow(row, sequence, join.num_steps)
+            taken[join.step + steps.start : join.step + steps.stop : steps.step] += 1
+            if numbers.num_known[row] >= numbers.max_total[row]:
+                heappush(ends, (join.step + join.num_steps, row, sequence))
 
     def _made(self, growth: Growth, num_steps: int) -> None:
         """So many steps are made, but for who ends in the last."""

@@ -289,7 +289,11 @@ class Scheduler:
             decision = self._decided_in_leap(int_array([sequence.row for sequence in started]))
             assert self._are_plain, "those who run were certain to get their tokens"
             prompts = [sequence.num_total_tokens for sequence in started]
-            assert prompts == decision.num_tokens.tolist(), "who joins was certain to start with its whole prompt"
+            num_tokens = decision.num_tokens.tolist()
+            is_cut = len(started) == 1 and num_tokens[0] == self.max_num_batched_tokens - len(self.running.requests) + 1
+            assert is_cut or prompts == num_tokens, "who joins was certain to start with its whole prompt"
+            if prompts != num_tokens:
+                self.rows.begin_at(started[0].row, num_tokens[0])
             assert on_start is not None
             on_start(decision)
             return started
