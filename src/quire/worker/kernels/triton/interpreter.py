@@ -26,6 +26,28 @@ def interpret() -> None:
     if interpreter._convert_float is not _convert_float:
         interpreter._convert_float = _convert_float
         interpreter.InterpreterBuilder.create_dot = _product_of(interpreter, language)
+        _patch_once(interpreter)
+
+
+def _patch_once(interpreter: Any) -> None:
+    """At each call of one kernel's function by another it would look for what to replace in Triton's language, all of
+    which was replaced when the first function of that file was called: that takes most of the time."""
+    run_grid = interpreter.GridExecutor.__call__
+    files: set[int] = set()
+
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        files.clear()  # a grid ends with the language as it was
+        return run_grid(self, *arguments, **options)
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        file = id(self.fn.__globals__)
+        if file not in files:
+            interpreter._patch_lang(self.fn)
+            files.add(file)
+        return self.rewrite()(*arguments, **options)
+
+    interpreter.GridExecutor.__call__ = run
+    interpreter.InterpretedFunction.__call__ = call
 
 
 def _convert_float(values: Any, kind: Any, other_kind: Any, rounding: Any) -> Any:
