@@ -129,8 +129,11 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     # patches in time, height and width; merge_size x merge_size of them are one token
     grid: list[int]
     merge_size: int
-    # behind each row of cells stand so many tokens of text, which are counted in `length`
+    # Behind each row of cells stand so many tokens, which are counted in `length`. They are text, if an encoder makes
+    # nothing of them.
     line_ends: int = 0
+    # of a grid that reaches beyond its image: so many cells above and below, and left and right, are no tokens
+    margin: list[int] = []
     # names the content: over bytes, type and shape
     content_hash: bytes
     # its tokens see each other, so they are computed in one step
@@ -147,7 +150,8 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     @property
     def cells(self) -> tuple[int, int]:
         """Tokens in height and width."""
-        return self.grid[1] // self.merge_size, self.grid[2] // self.merge_size
+        above, left = self.margin or (0, 0)
+        return self.grid[1] // self.merge_size - 2 * above, self.grid[2] // self.merge_size - 2 * left
 
 
 class EngineRequest(Message):

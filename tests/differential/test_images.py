@@ -69,7 +69,7 @@ FAMILIES = [
     "mistral3",
     *(
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_vl_moe", "gemma4_ahead", "internvl_norms", "llava_siglip", "pixtral")
+        for name in ("qwen3_vl_moe", "gemma4_ahead", "internvl_norms", "llava_siglip", "llava_next", "pixtral")
     ),
 ]
 # what is said of those that the library does not run under Quire's attention
@@ -82,15 +82,15 @@ TEXT_IN_LIBRARY = ("gemma3", "gemma4_ahead")
 WHOLE = ("gemma3", "gemma4_ahead")
 # of so many blocks the prompts take a little more; groups of layers have blocks of their own
 FEW_BLOCKS = {
-    "gemma3": 57, "gemma4": 37, "internvl": 27, "internvl_norms": 27, "llava": 29, "llava_siglip": 29, "pixtral": 32,
-    "mistral3": 29,
+    "gemma3": 57, "gemma4": 37, "internvl": 27, "internvl_norms": 27, "llava": 29, "llava_siglip": 29, "llava_next": 36,
+    "pixtral": 32, "mistral3": 29,
 }  # fmt: skip
 # tokens of the larger image: with fewer it would be made smaller
 LARGER = {"gemma4": 16, "gemma4_ahead": 16, "pixtral": 24, "mistral3": 15}
 # of a prompt of one image, and of the same prompt with another
 NUM_CACHED = {
     "gemma3": (20, 4), "gemma4": (16, 0), "gemma4_ahead": (0, 0), "llava": (16, 0), "llava_siglip": (16, 0),
-    "pixtral": (40, 0), "mistral3": (12, 0), "internvl": (20, 0), "internvl_norms": (20, 0),
+    "pixtral": (40, 0), "mistral3": (12, 0), "internvl": (20, 0), "internvl_norms": (20, 0), "llava_next": (88, 0),
 }  # fmt: skip
 
 
@@ -198,6 +198,8 @@ def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoi
 
 def options_of(way: str, family: str) -> dict:
     options = {"dtype": "float32", "max_model_len": 128, **WAYS[way]}
+    if family == "llava_next":
+        options["max_model_len"] = 128  # its images have up to 52 tokens
     if family in WHOLE and "max_num_batched_tokens" in options:
         options["max_num_batched_tokens"] += 16
     if "max_num_encoder_tokens" in options:
@@ -255,8 +257,8 @@ def test_other_images_behind_the_same_tokens_are_not_found(family: str, checkpoi
 
 def test_encoder_runs_are_counted(family: str, checkpoint: Path):
     """A chunk for a chunk, behind other text, and once more: an image is encoded once. One of InternVL is two tiles,
-    and one for the whole."""
-    num_pieces = 3 if family.startswith("internvl") else 1
+    and one for the whole; one of LLaVA NeXT is the whole, and its tiles."""
+    num_pieces = 3 if family.startswith("internvl") else 2 if family == "llava_next" else 1
     prompts = [{"prompt": f"{head}<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}} for head in "xyx"]
     with LLM(str(checkpoint), **options_of("chunks of 5 end within images", family)) as llm:
         for prompt in prompts:

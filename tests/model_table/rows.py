@@ -100,7 +100,6 @@ OTHER_NAMES = {"kimi_k2": "as `deepseek_v3`"}
 TOWERS = (
     "idefics3",
     "llama4",
-    "llava_next",
     "llava_onevision",
     "qwen3_5",
     "qwen3_5_moe",
@@ -110,4 +109,7 @@ TOWERS = (
 LISTENERS = ("whisper",)
 # those that read a text and write another one (tests/differential/test_encoder_decoder.py)
 READERS = ("mt5", "t5", "umt5")
-ENCODERS = ("gemma3", "gemma4", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+ENCODERS = (
+    "gemma3", "gemma4", "internvl", "llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl",
+    "qwen3_vl_moe",
+)  # fmt: skip

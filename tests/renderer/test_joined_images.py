@@ -59,6 +59,8 @@ def processed(family: str, path: Path, given: dict[str, Any], text: str, images:
     from transformers import AutoTokenizer
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.llava.processing_llava import LlavaProcessor
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -67,6 +69,11 @@ def processed(family: str, path: Path, given: dict[str, Any], text: str, images:
     if family == "llava":
         return LlavaProcessor(
             CLIPImageProcessorPil(**numbers), tokenizer, patch_size=14, vision_feature_select_strategy="default",
+            image_token=MARK, num_additional_image_tokens=1,
+        )(images=images, text=[text], return_tensors="pt")  # fmt: skip
+    if family == "llava_next":
+        return LlavaNextProcessor(
+            LlavaNextImageProcessorPil(**numbers), tokenizer, patch_size=14, vision_feature_select_strategy="default",
             image_token=MARK, num_additional_image_tokens=1,
         )(images=images, text=[text], return_tensors="pt")  # fmt: skip
     if family == "llava_siglip":
@@ -104,11 +111,11 @@ def test_tokens_and_pixels_are_those_of_transformers(
     given = json.loads((path / "preprocessor_config.json").read_text())
     theirs = processed(family, path, given, text, images)
     assert rendered.token_ids == theirs["input_ids"][0].tolist()
-    ours = reference_inputs("llava", rendered.media, torch.tensor([rendered.token_ids]))
+    ours = reference_inputs(JOINED[family][0], rendered.media, torch.tensor([rendered.token_ids]))
     expected = theirs["pixel_values"]
     if family == "llava_siglip":
         expected = expected[:, :, :56, :56]  # its convolution sees no more
-    if "image_sizes" in theirs:
+    if "image_sizes" in theirs and family != "llava_next":
         assert torch.equal(ours["image_sizes"], torch.as_tensor(theirs["image_sizes"]))
     torch.testing.assert_close(ours["pixel_values"], expected, atol=2e-6, rtol=0)
     places = [(image.start, image.length) for image in rendered.media]
@@ -164,6 +171,7 @@ def test_pixels_with_other_numbers(given: dict[str, Any], image: Image.Image, tm
         ("llava", {"size": 56, "crop_size": 56, "do_normalize": False}, "do_normalize=false: must be true"),
         ("llava", {"size": 56, "crop_size": 56, "image_std": [0, 1, 1]}, "image_std"),
         ("llava", {"image_processor_type": "LlavaImageProcessor", "do_pad": True}, "do_pad=true"),
+        ("llava_next", {"size": 56, "crop_size": 56, "image_grid_pinpoints": [[56, 56]]}, "differ from those"),
         ("mistral3", {"size": {"longest_edge": -5}}, "must be at least 1 pixel"),
         ("mistral3", {"size": {"shortest_edge": 5}}, "'height'"),
         ("mistral3", {"size": {"longest_edge": 10**9}}, "max_pixels"),
@@ -200,7 +208,7 @@ def test_one_that_turns_out_to_lie_on_its_side(family: str, renderer: Renderer) 
     chunk = content[content.index(b"eXIf") - 4 :]
     chunk = chunk[: 12 + int.from_bytes(chunk[:4])]
     late = content.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND")
-    if family in ("pixtral", "mistral3"):
+    if family in ("pixtral", "mistral3", "llava_next"):
         with pytest.raises(RequestError, match="lies on its side, and turned it has another number of tokens"):
             renderer.render_prompt(MARK, images=[late])
     else:
@@ -222,6 +230,24 @@ def test_no_image_is_more_than_a_step_may_encode(most: int, size: tuple[int, int
         rows, columns = medium.cells
         assert rows * columns <= most
     assert processor.expand([5], [(noise(140, 140), "image")], None)[1][0].cells == size
+
+
+@pytest.mark.parametrize(
+    ("pinpoints", "why"),
+    [
+        ([[56, 100]], "56 x 100 are no tiles of 56 x 56 pixels"),
+        ([[56 * 9, 56 * 8]], "from 1 to 64 of them"),
+        ([[0, 56]], "0 x 56 are no tiles"),
+        ([56], "no image processor's configuration"),
+        ([], "image_grid_pinpoints: is empty"),
+    ],
+)
+def test_tiles_that_are_none(pinpoints: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 56, "crop_size": 56}))
+    vision = {"image_size": 56, "patch_size": 14}
+    config = {"model_type": "llava_next", "text_config": {"model_type": "llama"}, "vision_config": vision}
+    with pytest.raises(ModelError, match=why):
+        ImageProcessor.find(tmp_path, {**config, "image_grid_pinpoints": pinpoints})
 
 
 def test_a_tokenizer_without_ends_of_rows(tmp_path: Path) -> None:

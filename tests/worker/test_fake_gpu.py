@@ -200,7 +200,8 @@ def test_every_native_model_is_among_them():
     text = {ARCHITECTURES[name][0] for name in NAMES}
     missing = set(native_model_types()) - text - SOURCES.keys() - set(ENCODERS)
     assert missing <= {
-        "gemma3", "gemma4", "internvl", "kimi_k2", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe",
+        "gemma3", "gemma4", "internvl", "kimi_k2", "llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen3_vl",
+        "qwen3_vl_moe",
     }  # fmt: skip
 
 

@@ -150,6 +150,7 @@ def _soft_tokens(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Imag
 JOINED = {
     "internvl": ("internvl_vision",),
     "llava": ("clip_vision_model", "siglip_vision_model", "pixtral"),
+    "llava_next": ("clip_vision_model", "siglip_vision_model"),
     "mistral3": ("pixtral",),
 }
 JOINED_TEXTS = ("llama", "ministral3", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -161,7 +162,7 @@ TOWERS = {
     "siglip_vision_model": "full",
 }
 PIXTRAL, INTERN = "pixtral", "internvl_vision"
-_IMAGE_TOKENS = {"internvl": 151_667, "llava": 32_000, "mistral3": 10}
+_IMAGE_TOKENS = {"internvl": 151_667, "llava": 32_000, "llava_next": 32_000, "mistral3": 10}
 
 
 def joined_tower(hf_config: Mapping[str, Any]) -> str | None:
@@ -249,6 +250,7 @@ _FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSi
     "gemma4": _soft_tokens,
     "internvl": _one_tile,
     "llava": _of_tower,
+    "llava_next": _of_tower,
     "mistral3": _of_tower,
     "qwen2_vl": _whole_cells,
     "qwen2_5_vl": _whole_cells,

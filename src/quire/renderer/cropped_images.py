@@ -109,8 +109,14 @@ class CroppedImageProcessor(ImageProcessor):
             max_images=max_images,
             resample=filter_of(given),
             geometry=geometry,
+            **cls._further(file, given, hf_config, side),
             **vars(sizes),
         )
+
+    @classmethod
+    def _further(cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], side: int) -> dict[str, Any]:
+        """Fields of a class that does more with squares of this side in pixels."""
+        return {}
 
     def _media(self, image: OpenedImage, where: str) -> list[Media]:
         [pixels_HWC] = image.views(lambda width, height: [self.geometry.view(width, height)], self.resample)

@@ -279,6 +279,10 @@ def _class_for(hf_config: Mapping[str, Any]) -> type[ImageProcessor]:
         from quire.renderer.tiled_images import TiledImageProcessor
 
         return TiledImageProcessor
+    if model_type == "llava_next" and tower is not None:
+        from quire.renderer.framed_images import FramedImageProcessor
+
+        return FramedImageProcessor
     if tower is not None:
         from quire.renderer.cropped_images import CroppedImageProcessor
 

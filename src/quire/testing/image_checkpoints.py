@@ -114,6 +114,12 @@ JOINED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {**_TOWER, "model_type": "pixtral", "image_size": 84},
         {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     ),
+    "llava_next": (
+        "llava_next",
+        "llama",
+        {**_TOWER, "model_type": "clip_vision_model", "image_size": 56},
+        {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
+    ),
     "mistral3": (
         "mistral3",
         "mistral",
@@ -140,6 +146,10 @@ ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
 TILES = ("<img>", "</img>")
 _NUMBERS: dict[str, dict[str, Any]] = {
     "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}, "crop_size": 56},
+    "llava_next": {
+        "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 56}, "crop_size": 56,
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+    },
     "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 60, "width": 60}},
     "pixtral": {"size": {"longest_edge": 84}},
     "mistral3": {"size": {"longest_edge": 140}},
@@ -275,6 +285,8 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     """What Transformers' model is called with beside these tokens, [1, T]."""
     if model_type == GEMMA4:
         return _gemma4_inputs(media, token_ids)
+    if model_type == "llava_next":
+        return _tiled_inputs(media)
     if model_type in ("internvl", "llava", "mistral3"):
         return _joined_inputs(media)
     if model_type != GEMMA:
@@ -312,6 +324,40 @@ def _gemma4_inputs(media: list[Media], token_ids: torch.Tensor) -> dict[str, Any
     return {**inputs, "pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
 
 
+def _tiled_inputs(media: list[Media]) -> dict[str, Any]:
+    """Of each image the whole, then its tiles."""
+    if not media:
+        return {}
+    pixels, sizes = [], []
+    for whole, larger in zip(media[::2], media[1::2], strict=True):
+        seen = _whole_image(larger)
+        side = _whole_image(whole).shape[1]
+        rows, columns = seen.shape[1] // side, seen.shape[2] // side
+        tiles = seen.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        pixels.append(torch.cat((_whole_image(whole)[None], tiles)))
+        sizes.append(_size_of(larger, (rows * side, columns * side)))
+    most = max(map(len, pixels))
+    padded = [torch.nn.functional.pad(one, (0, 0) * 3 + (0, most - len(one))) for one in pixels]
+    return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes)}
+
+
+def _size_of(larger: Media, resolution: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image of which so many cells are left: not of the image itself, which nobody kept."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    pinpoints = JOINED["llava_next"][3]["image_grid_pinpoints"]
+    rows, columns = larger.cells
+    (above, left), (_, height, width) = larger.margin, larger.grid
+    for size in ((rows * k + r, columns * k + c) for k in range(4, 60) for r in range(0, k, 2) for c in range(0, k, 2)):
+        if select_best_resolution(size, pinpoints) == resolution:
+            by_width = size[1] / size[0] > width / height
+            kept_rows = int(round(size[0] * (width / size[1]), 7)) if by_width else height
+            kept_columns = width if by_width else int(round(size[1] * (height / size[0]), 7))
+            if [(height - kept_rows) // 2, (width - kept_columns) // 2] == [above, left]:
+                return size
+    raise AssertionError("no image has these margins")
+
+
 def _joined_inputs(media: list[Media]) -> dict[str, Any]:
     if not media:
         return {}
@@ -339,7 +385,7 @@ def _grids(media: list[Media]) -> list[list[int]]:
 
 def _whole_image(image: Media) -> torch.Tensor:
     """[3, height, width] of patches that stand square by square."""
-    rows, columns = image.cells
+    rows, columns = image.grid[1] // image.merge_size, image.grid[2] // image.merge_size
     patches = pixels_of(image, _CPU)
     side = round((patches.shape[1] // 3) ** 0.5)
     squares = patches.view(rows, columns, image.merge_size, image.merge_size, 3, side, side)

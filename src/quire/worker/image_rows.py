@@ -104,7 +104,7 @@ class ImageRows(StepMember):
             part = slice(low - image.start, high - image.start)
             given = _vectors_of(image, part, self._device) if image.is_vectors else self._encode(image)
             own = embeds_TE[place : place + high - low]
-            if image.line_ends:
+            if image.line_ends and len(given) != image.length:
                 given = _with_line_ends(image, part, given.to(own.dtype), own)
             elif not image.is_vectors:
                 given = given[part]
@@ -172,7 +172,9 @@ class ImageRows(StepMember):
         self._encoded.report(output)
 
     def _encode(self, image: Media) -> Tensor:
-        return self._encoded.of(image, lambda: self._model.encode_image(pixels_of(image, self._device), image.grid))
+        return self._encoded.of(
+            image, lambda: self._model.encode_image(pixels_of(image, self._device), [*image.grid, *image.margin])
+        )
 
     def weights_changed(self) -> None:
         self._encoded.clear()

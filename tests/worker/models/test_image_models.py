@@ -39,6 +39,7 @@ from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.gemma4 import Gemma4ForConditionalGeneration
 from quire.worker.models.internvl import InternVLForConditionalGeneration
 from quire.worker.models.llava import LlavaForConditionalGeneration
+from quire.worker.models.llava_next import LlavaNextForConditionalGeneration
 from quire.worker.models.mistral3 import Mistral3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
@@ -56,6 +57,7 @@ CLASSES = {
     "internvl_norms": InternVLForConditionalGeneration,
     "llava": LlavaForConditionalGeneration,
     "llava_siglip": LlavaForConditionalGeneration,
+    "llava_next": LlavaNextForConditionalGeneration,
     "pixtral": LlavaForConditionalGeneration,
     "mistral3": Mistral3ForConditionalGeneration,
 }

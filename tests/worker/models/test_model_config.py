@@ -29,7 +29,9 @@ MADE = {"shape", "rope_by_kind", "attn_config"}
 # compared in tests/differential/test_encoders.py.
 ENCODERS = ["bert", "roberta", "xlm-roberta"]
 # Of a tower that was joined to a text model both are compared, below.
-OTHERS = {"kimi_k2", "bert", "roberta", "xlm_roberta", "modernbert", "internvl", "llava", "mistral3"}
+OTHERS = {
+    "kimi_k2", "bert", "roberta", "xlm_roberta", "modernbert", "internvl", "llava", "llava_next", "mistral3",
+}  # fmt: skip
 NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type not in OTHERS]
 # keys without a default that a model could be built with
 NEEDED = {
@@ -178,6 +180,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
         ("llava", "llama", "clip_vision_model"),
         ("llava", "qwen2", "siglip_vision_model"),
         ("llava", "mistral", "pixtral"),
+        ("llava_next", "mistral", "clip_vision_model"),
         ("mistral3", "ministral3", "pixtral"),
         ("internvl", "qwen2", "internvl_vision"),
     ],
@@ -186,7 +189,7 @@ def test_what_a_joined_model_leaves_out(model_type, text, tower, tmp_path):
     from transformers import AutoConfig
 
     values = {"text_config": {"model_type": text}, "vision_config": {"model_type": tower}}
-    if model_type == "llava":
+    if model_type != "mistral3":
         values["vision_feature_select_strategy"] = TOWERS[tower]
     write(tmp_path, model_type=model_type, **values)
     theirs, own = AutoConfig.from_pretrained(tmp_path), ours(tmp_path)

@@ -22,7 +22,7 @@ TOWERS = {
     "internvl": ("gpt_oss", "GptOssForCausalLM"),
     "llava_onevision": ("olmo2", "Olmo2ForCausalLM"),
 }
-MORE = {"llava_next": ("mistral", "MistralForCausalLM"), "idefics3": ("llama", "LlamaForCausalLM"),
+MORE = {"llava_next": ("olmo2", "Olmo2ForCausalLM"), "idefics3": ("llama", "LlamaForCausalLM"),
         "vipllava": ("llama", "LlamaForCausalLM")}  # fmt: skip
 
 

@@ -242,7 +242,7 @@ def _bad_media(message: EngineRequest) -> str | None:
     for image in message.media:
         height, width = image.cells
         num_places = height * (width + image.line_ends)
-        if image.start < end or image.length < 1 or image.grid[0] != 1 or num_places != image.length:
+        if image.start < end or min(image.length, width) < 1 or image.grid[0] != 1 or num_places != image.length:
             return "media: places must follow each other, and grids must have as many cells as there are places."
         opened = image.start if image.time is None else opened
         # A model has as many positions as tokens: those in time must not run ahead.

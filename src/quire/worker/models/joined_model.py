@@ -32,8 +32,8 @@ _EYES = {
     "vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
     "multi_modal_projector.": "multi_modal_projector.",
-    "model.image_newline": "image_newline",
-    "image_newline": "image_newline",
+    "model.image_newline": "image_newline.weight",
+    "image_newline": "image_newline.weight",
 }
 _VISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "clip_vision_model": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32},
@@ -156,7 +156,7 @@ class JoinedModel(CausalLM):
         "tie_word_embeddings": None,
     }
     takes_images = True
-    image_modules = ("vision_tower", "multi_modal_projector")
+    image_modules: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
     multi_modal_projector: nn.Module
 
     def __init__(self, config: Any, max_model_len: int, merge_size: int = 1) -> None:
