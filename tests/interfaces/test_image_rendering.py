@@ -155,3 +155,32 @@ def test_those_that_nobody_knows_apart_have_a_share_of_their_own():
         await asyncio.wait_for(known, 60)
 
     asyncio.run(main())
+
+
+def test_a_turn_is_not_handed_to_those_who_have_just_left():
+    """Their futures are cancelled at once, and they notice it in the next turn of the loop."""
+
+    async def main() -> None:
+        turns = FairTurns(2, 1, 2)
+        await turns.take(None)
+        await turns.take(None)
+        left = [asyncio.ensure_future(turns.take(None)) for _ in range(3)]
+        stays = asyncio.ensure_future(turns.take(None))
+        await asyncio.sleep(0)
+        for waiting in left:
+            waiting.cancel()
+        turns.give_back(None)
+        newcomer = asyncio.ensure_future(turns.take(None))
+        await asyncio.wait_for(stays, 60)
+        for waiting in left:
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        turns.give_back(None)
+        await asyncio.wait_for(newcomer, 60)
+        turns.give_back(None)
+        turns.give_back(None)
+        # as many as at the beginning, and nobody else has one
+        for _ in range(2):
+            await asyncio.wait_for(turns.take(None), 60)
+
+    asyncio.run(main())

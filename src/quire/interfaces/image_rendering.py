@@ -130,7 +130,10 @@ class FairTurns:
 
     def _hand_out(self) -> None:
         while self._taken.total() < self._most:
-            candidates = [turn for turn, client in self._waiting.items() if self._may_have_more(client)]
+            # who has left may not know it yet
+            candidates = [
+                turn for turn, client in self._waiting.items() if not turn.done() and self._may_have_more(client)
+            ]
             if not candidates:
                 return
             turn = min(candidates, key=lambda candidate: self._last_turn.get(self._waiting[candidate], 0))
