@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cache_folder import cache_folder, check_private
-from quire.errors import OptionError, one_line
+from quire.errors import OptionError, UserError, one_line
 from quire.json_files import read_object
 
 _CONFIG = "config.json"
@@ -38,6 +38,8 @@ def overridden(path: Path, overrides: Mapping[str, Any] | None) -> Path:
         return path
     try:
         text = json.dumps(laid_over(read_object(path / _CONFIG), overrides), indent=2)
+    except UserError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"hf_overrides: must hold what JSON can say ({one_line(error)}).") from None
     names = sorted(entry.name for entry in path.iterdir() if entry.name != _CONFIG)
@@ -61,6 +63,8 @@ def laid_over(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     """Values beside or instead of others; a part of the model (text_config) keeps those that are not named."""
     merged = {**config, **overrides}
     for name, value in overrides.items():
+        if not isinstance(name, str):
+            raise OptionError(f"hf_overrides: {str(name)[:40]}: a name must be a text.")
         is_part = name.endswith("_config") and name != "quantization_config"
         if is_part and isinstance(value, Mapping) and isinstance(config.get(name), Mapping):
             merged[name] = laid_over(config[name], value)
