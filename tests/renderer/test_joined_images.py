@@ -197,23 +197,51 @@ def test_a_thin_image(tmp_path: Path) -> None:
         seen_by(tmp_path, "mistral3", {"size": {"longest_edge": 140}}, noise(1, 201))
 
 
-def test_one_that_turns_out_to_lie_on_its_side(family: str, renderer: Renderer) -> None:
-    """Where the number of its tokens would be another one."""
+def on_its_side(height: int, width: int) -> tuple[bytes, bytes]:
+    """An image that says so before its pixels, and the same that says it behind them."""
     exif = Image.Exif()
     exif[0x0112] = 6
     stream = io.BytesIO()
-    noise(30, 84).save(stream, "png", exif=exif)
+    noise(height, width).save(stream, "png", exif=exif)
     content = stream.getvalue()
-    assert renderer.render_prompt(MARK, images=[content]).media
     chunk = content[content.index(b"eXIf") - 4 :]
     chunk = chunk[: 12 + int.from_bytes(chunk[:4])]
-    late = content.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND")
+    return content, content.replace(chunk, b"").replace(b"\0\0\0\0IEND", chunk + b"\0\0\0\0IEND")
+
+
+def test_one_that_turns_out_to_lie_on_its_side(family: str, renderer: Renderer) -> None:
+    """Where the number of its tokens would be another one."""
+    content, late = on_its_side(30, 84)
+    assert renderer.render_prompt(MARK, images=[content]).media
     if family in ("pixtral", "mistral3", "llava_next"):
         with pytest.raises(RequestError, match="lies on its side, and turned it has another number of tokens"):
             renderer.render_prompt(MARK, images=[late])
     else:
         both = [renderer.render_prompt(MARK, images=[one]).media[0].content_hash for one in (content, late)]
         assert both[0] == both[1]
+
+
+def test_what_lies_on_its_side_in_a_frame_that_is_square(tmp_path: Path) -> None:
+    """Turned it would have as many tokens before its margin is cut, which is on its other sides."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 56, "crop_size": 56}))
+    config = {
+        "model_type": "llava_next", "text_config": {"model_type": "llama"}, "image_token_index": 5,
+        "vision_config": {"image_size": 56, "patch_size": 14}, "image_grid_pinpoints": [[112, 112]],
+    }  # fmt: skip
+    processor = ImageProcessor.find(tmp_path, config)
+    assert processor is not None
+    try:
+        content, late = on_its_side(30, 84)
+        [_, tiles] = processor.expand([5], [(content, "image")], None)[1]
+        assert (tiles.cells, tiles.margin) == ((8, 2), [0, 3])
+        with pytest.raises(RequestError, match="lies on its side, and turned it has another number of tokens"):
+            processor.expand([5], [(late, "image")], None)
+        # where nothing is cut, it is what it would have been
+        content, late = on_its_side(100, 110)
+        both = [processor.expand([5], [(one, "image")], None)[1] for one in (content, late)]
+        assert both[0] == both[1]
+    finally:
+        processor.close()
 
 
 @pytest.mark.parametrize(("most", "size"), [(25, (5, 5)), (24, (4, 4)), (6, (2, 2)), (1, (1, 1))])
@@ -238,6 +266,7 @@ def test_no_image_is_more_than_a_step_may_encode(most: int, size: tuple[int, int
         ([[56, 100]], "56 x 100 are no tiles of 56 x 56 pixels"),
         ([[56 * 9, 56 * 8]], "from 1 to 64 of them"),
         ([[0, 56]], "0 x 56 are no tiles"),
+        ([[-56, -56]], "-56 x -56 are no tiles"),
         ([56], "no image processor's configuration"),
         ([], "image_grid_pinpoints: is empty"),
     ],

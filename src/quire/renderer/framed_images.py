@@ -45,7 +45,7 @@ class FramedImageProcessor(CroppedImageProcessor):
         if not resolutions:
             raise ModelError(f"{file}: image_grid_pinpoints: is empty. Take the files that belong to the model.")
         for height, width in resolutions:
-            is_whole = not height % side and not width % side
+            is_whole = min(height, width) > 0 and not height % side and not width % side
             if not is_whole or not 1 <= height * width // side**2 <= _MOST_TILES:
                 raise ModelError(
                     f"{file}: image_grid_pinpoints: {height} x {width} are no tiles of {side} x {side} pixels, from 1 "
@@ -85,6 +85,9 @@ class FramedImageProcessor(CroppedImageProcessor):
             return [(rows - max(1, int(round(height * (columns / width), 7)))) // 2, 0]
         return [0, (columns - max(1, int(round(width * (rows / height), 7)))) // 2]
 
+    def _frame(self, width: int, height: int) -> tuple[tuple[int, int], list[int]]:
+        return self._resolution(width, height), self._margin(width, height)
+
     def _lengths(self, image: OpenedImage, where: str) -> list[int]:
         [whole] = super()._lengths(image, where)
         rows, columns = (pixels // self.side * self._cells_of_tile for pixels in self._resolution(*image.size))
@@ -93,12 +96,20 @@ class FramedImageProcessor(CroppedImageProcessor):
 
     def _media(self, image: OpenedImage, where: str) -> list[Media]:
         square = View((self.side, self.side))
-        whole, larger = image.views(lambda width, height: [square, self._tiles(width, height)], self.resample)
+        frame = self._frame(*image.size)
+
+        def show(width: int, height: int) -> list[View]:
+            # one that turns out to lie on its side may have other tokens, even if as many: it has no tiles then
+            return [square, self._tiles(width, height) if self._frame(width, height) == frame else View((1, 1))]
+
+        whole, larger = image.views(show, self.resample)
         seen = self._cells_of_tile * self.patch_size
+        if larger.shape[:2] != frame[0]:
+            return [self._medium(whole[:seen, :seen])]
         rows, columns = (pixels // self.side for pixels in larger.shape[:2])
         tiles = larger.reshape(rows, self.side, columns, self.side, 3)[:, :seen, :, :seen]
         medium = self._medium(tiles.reshape(rows * seen, columns * seen, 3))
-        margin = self._margin(*image.size)
+        margin = frame[1]
         cells = medium.cells[0] - 2 * margin[0], medium.cells[1] - 2 * margin[1]
         name = hashlib.sha256(f"tiles {margin} ".encode() + medium.content_hash)
         of_tiles = msgspec.structs.replace(
