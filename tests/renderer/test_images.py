@@ -227,6 +227,12 @@ def test_a_processor_whose_numbers_cannot_be(given: object, words: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_nested_too_deep(tmp_path: Path):
+    (tmp_path / "preprocessor_config.json").write_text("[" * 200_000)
+    with pytest.raises(ModelError, match="no image processor's configuration"):
+        ImageProcessor.find(tmp_path, {"model_type": "qwen2_5_vl", "image_token_id": 5})
+
+
 def test_numbers_among_those_of_all_processors(tmp_path: Path):
     """As Transformers writes them since its fifth version; they count before those of a file of their own."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"patch_size": 7}))

@@ -278,7 +278,7 @@ def read_preprocessor(folder: Path) -> Mapping[str, Any]:
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise not_valid(file, error) from error
     if not isinstance(given, dict):
         raise not_valid(file, TypeError("no object"))
