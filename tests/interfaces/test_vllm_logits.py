@@ -89,6 +89,21 @@ def test_a_class_sees_each_sequence_and_its_arguments() -> None:
             llm.generate(PROMPTS[0], greedy(extra_args={"target": 77}))
 
 
+class WithoutABatch(Only):
+    """Answers with a row where a batch of rows is wanted."""
+
+    def apply(self, logits):
+        return logits[0].clone() if self.targets else logits
+
+
+def test_a_class_that_answers_with_another_shape_fails_its_own_sequence() -> None:
+    with vllm.LLM("embedded", logits_processors=[WithoutABatch], **OPTIONS) as llm:
+        plain = llm.generate(PROMPTS[1], greedy())[0].outputs[0].token_ids
+        failed, other = llm.generate(PROMPTS[:2], [greedy(extra_args={"target": 77}), greedy()])
+    assert (failed.outputs[0].finish_reason, other.outputs[0].token_ids) == ("error", plain)
+    assert "WithoutABatch" in str(failed.outputs[0].stop_reason)
+
+
 @pytest.mark.parametrize("sampling", [greedy(), greedy(n=2, temperature=1.0, seed=3)], ids=["one", "two"])
 def test_a_function_of_each_sequence_keeps_its_state(sampling: vllm.SamplingParams) -> None:
     with vllm.LLM("embedded", logits_processors=[f"{__name__}:NeverAgain"], **OPTIONS) as llm:

@@ -75,6 +75,10 @@ def of_another_shape(token_ids: list[int], logits: Tensor) -> Any:
     return logits[:-1]
 
 
+def a_single_number(token_ids: list[int], logits: Tensor) -> Any:
+    return logits.max()
+
+
 def of_no_kind(token_ids: list[int], logits: Tensor) -> Any:
     return "all is well"
 
@@ -83,7 +87,7 @@ def not_finite(token_ids: list[int], logits: Tensor) -> Any:
     logits.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("function", [broken, of_another_shape, of_no_kind, not_finite])
+@pytest.mark.parametrize("function", [broken, of_another_shape, a_single_number, of_no_kind, not_finite])
 def test_one_that_breaks_fails_its_own_row(llm: LLM, function: Any) -> None:
     plain = texts(llm, [None])[0]
     failed, other = outputs(llm, [[function], None])

@@ -51,6 +51,9 @@ class OwnProcessor:
         args = (prompt, output, logits_V) if self.takes_prompt else (output, logits_V)
         answer = self._budget.call(self._function, *args) if self._is_named else self._function(*args)
         if answer is not None and answer is not logits_V:
+            # else a single number would be that of every token
+            if tuple(answer.shape) != tuple(logits_V.shape):
+                raise ValueError(f"answered {list(answer.shape)} numbers, not the row's {list(logits_V.shape)}")
             logits_V.copy_(answer)
 
 
