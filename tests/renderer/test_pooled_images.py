@@ -11,6 +11,7 @@ from PIL import Image
 from quire.config import EngineOptions, resolve
 from quire.errors import ModelError, RequestError
 from quire.renderer import Renderer
+from quire.renderer.image_processor import ImageProcessor
 from quire.testing.image_checkpoints import GEMMA, IMAGE_TOKEN_ID, MARKS, make_image_checkpoint, reference_inputs
 
 OPENING, CONTENT, CLOSING = MARKS
@@ -83,9 +84,22 @@ def test_what_does_not_fit(path: Path, renderer: Renderer) -> None:
         renderer.render_prompt(OPENING, images=[noise(9, 9)], max_tokens=12)
 
 
-def test_pieces_of_images_are_not_built(path: Path, tmp_path: Path) -> None:
-    from quire.renderer.image_processor import ImageProcessor
+def test_the_filter_is_the_one_that_is_named(path: Path, tmp_path: Path) -> None:
+    """0 is one as well."""
+    config = json.loads((path / "config.json").read_text())
+    filters = []
+    for given in ({}, {"resample": 0}, {"resample": 3}, {"resample": None}):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+        processor = ImageProcessor.find(tmp_path, config)
+        assert processor is not None
+        filters.append(processor.resample)
+    assert filters == [2, 0, 3, 2]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": 9}))
+    with pytest.raises(ModelError, match="resample=9: must be from 0 to 5"):
+        ImageProcessor.find(tmp_path, config)
 
+
+def test_pieces_of_images_are_not_built(path: Path, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_pan_and_scan": True}))
     with pytest.raises(ModelError, match="do_pan_and_scan=true"):
         ImageProcessor.find(tmp_path, json.loads((path / "config.json").read_text()))

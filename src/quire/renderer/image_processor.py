@@ -333,10 +333,10 @@ def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) ->
     return numbers
 
 
-def filter_of(given: Mapping[str, Any]) -> int:
+def filter_of(given: Mapping[str, Any], default: int = _BICUBIC) -> int:
     """How an image is resized. ValueError: no way that Pillow knows."""
     number = given.get("resample")
-    number = _BICUBIC if number is None else int(number)
+    number = default if number is None else int(number)
     if number not in _FILTERS:
         raise ValueError(f"resample={number}: must be from 0 to {len(_FILTERS) - 1}, a filter of Pillow.")
     return number

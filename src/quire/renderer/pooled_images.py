@@ -15,7 +15,7 @@ from typing import Any
 from quire.config.image_sizes import ImageSizes
 from quire.errors import ModelError
 from quire.messages import Media
-from quire.renderer.image_processor import ImageProcessor, colours_of
+from quire.renderer.image_processor import ImageProcessor, colours_of, filter_of
 from quire.renderer.tokenizer import Tokenizer
 from quire.renderer.video_processor import VideoTokens
 
@@ -48,7 +48,7 @@ class PooledImageProcessor(ImageProcessor):
             mean=colours_of(given, "image_mean", _HALVES),
             std=colours_of(given, "image_std", _HALVES),
             max_images=max_images,
-            resample=int(given.get("resample") or _BILINEAR),
+            resample=filter_of(given, _BILINEAR),
             **vars(sizes),
         )
 
