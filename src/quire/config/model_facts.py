@@ -155,11 +155,11 @@ class ModelFacts:
             return None
         names = ("decoder_start_token_id", "pad_token_id")
         given = [config.get(name) for name in names for config in (self.generation_config, self.hf_config)]
-        [token_id] = _token_ids(self.path, next((one for one in given if one is not None), 0))
-        if not 0 <= token_id < self.vocab_size:
+        token_id = next((one for one in given if one is not None), 0)
+        if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
             raise ModelError(
-                f"{self.config_file}: decoder_start_token_id={token_id} must be from 0 to {self.vocab_size - 1}. "
-                "Correct it."
+                f"{self.config_file}: decoder_start_token_id={str(token_id)[:60]} must be a token id from 0 to "
+                f"{self.vocab_size - 1}. Correct it."
             )
         return token_id
 

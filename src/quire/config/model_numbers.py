@@ -93,6 +93,11 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), _MIDDLE_SIZE),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), _LAYERS),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
+    "d_kv": _HEAD_SIZE,
+    "d_ff": _MIDDLE_SIZE,
+    "num_decoder_layers": _LAYERS,
+    # a bias has a number for each
+    "relative_attention_max_distance": _whole(1, 2**16, "a number of tokens"),
     **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),
     "attention_chunk_size": _whole(1, 2**31, "a number of tokens"),
     "floor_scale": _real(1e-3, 1e9, "a number of positions"),
