@@ -291,3 +291,12 @@ def test_beside_texts_in_an_engine_of_its_own_process():
                 assert np.abs(output.outputs.vector - vector).max() < 1e-5
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_text_config_that_is_none_has_nothing_to_say(tmp_path):
+    path = make_checkpoint(tmp_path / "m", "llama")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "text_config": "x"}))
+    with LLM(str(path), device="cpu", num_threads=1, max_model_len=32, num_gpu_blocks_override=8) as llm:
+        [output] = llm.embed("Hello")
+        assert output.outputs.hidden_size == config["hidden_size"]

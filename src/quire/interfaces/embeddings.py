@@ -57,7 +57,8 @@ class Embeddings:
     def __init__(self, config: EngineConfig, maker: RequestMaker) -> None:
         self._facts = config.facts
         self.labels = ClassLabels(config.facts)
-        text_config = {**config.facts.hf_config, **(config.facts.hf_config.get("text_config") or {})}
+        inner = config.facts.hf_config.get("text_config")
+        text_config = {**config.facts.hf_config, **(inner if isinstance(inner, dict) else {})}
         self._size = next((text_config[key] for key in _SIZE_KEYS if isinstance(text_config.get(key), int)), None)
         self._maker = maker
         self._own: OwnPooling | None = None
