@@ -524,6 +524,8 @@ def test_sessions_and_pinned_prefixes_move_to_another_copy_through_the_stores(pa
     ("options", "reason"),
     [
         ({"kv_store": "file:///tmp/x,"}, "an address is empty"),
+        ({"kv_store": "host?size=1GiB,host?size=2GiB"}, "address 2 names the place of another"),
+        ({"kv_store": "file:///tmp/x,host,file:///tmp/x?size=1GiB"}, "address 3 names the place of another"),
         ({"kv_store": "tape:///tmp/x"}, "must begin with one of"),
         ({"kv_store": "host?size=much"}, r"kv_store=host: size=much: must be a size"),
         ({"kv_store": "host?bytes=5"}, r"host\?bytes=5: must be a size .* host\?size=4GiB"),

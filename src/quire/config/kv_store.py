@@ -51,10 +51,16 @@ def _tiered(options: EngineOptions) -> KVConnectorConfig:
         raise OptionError("kv_store: stands for the kv_connector tiered. Give one of the two.")
     # what the other half needs is moved whatever it costs: there its prompts must not be computed
     args: dict[str, Any] = {"stores": []} if options.role == BOTH else {"stores": [], "rule": "always"}
+    places: set[str] = set()
     for address in map(str.strip, options.kv_store.split(",")):
         if not address:
             raise OptionError(f"kv_store={options.kv_store}: an address is empty. Give addresses with commas between.")
-        if address.partition("?")[0] != _HOST:
+        place = address.partition("?")[0]
+        if place in places:
+            # an address may hold a password
+            raise OptionError(f"kv_store: address {len(places) + 1} names the place of another. Give each place once.")
+        places.add(place)
+        if place != _HOST:
             args["stores"].append(address)
         elif num_bytes := size_of(address):
             args["host_bytes"] = num_bytes
