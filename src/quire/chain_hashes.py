@@ -95,7 +95,9 @@ def user_key(message: EngineRequest, adapter_content: bytes = b"") -> bytes:
 
 
 def _name_of(image: Media) -> bytes:
-    """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
-    what = (image.length, image.grid, image.merge_size, image.content_hash, image.is_whole, image.is_vectors)
+    """Of one length, whatever was sent; all that says what an encoder makes of the bytes is in it, because a core
+    trusts no client."""
+    cells = (image.length, image.grid, image.merge_size, image.margin, image.line_ends)
+    what = (*cells, image.content_hash, image.is_whole, image.is_vectors)
     name = repr(what if image.time is None else (*what, image.time))
     return hashlib.sha256(name.encode()).digest()

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from quire.chain_hashes import ChainHasher
 from quire.errors import ModelError
 from quire.messages import AdmittedSequence, Media
 from quire.sampling_params import SamplingParams
 from quire.worker.attention import AttentionBatch
+from quire.worker.encoded_media import EncodedMedia
 from quire.worker.image_rows import ImageRows, _Images
 
 
@@ -78,6 +80,17 @@ def test_cut_within_an_image_and_used_again():
     assert found == [[0, 8, 8, 0, 0], [0, 8, 8, 0, 0], [0, 10, 10, 0, 0]]
     statistics = rows.statistics()
     assert (statistics["num_images_encoded"], statistics["num_image_cache_hits"]) == (2, 4)
+
+
+def test_the_same_bytes_with_other_margins_are_another_image():
+    """More of a tile are no tokens then, so neither what was encoded nor a block of it serves."""
+    plain = image(0, 5)
+    cut = msgspec.structs.replace(plain, margin=[0, 1])
+    encoded = EncodedMedia(1 << 20)
+    for number, media in enumerate((plain, cut, plain, cut)):
+        assert encoded.of(media, lambda number=number: torch.tensor([number])).item() == number % 2
+    names = {ChainHasher(2, b"key").of_images([media], 0) for media in (plain, cut)}
+    assert len(names) == 2
 
 
 def test_other_weights_encode_anew():

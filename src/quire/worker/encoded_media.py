@@ -25,7 +25,7 @@ class EncodedMedia:
 
     def of(self, media: Media, encode: Callable[[], Tensor]) -> Tensor:
         """[length, hidden]; each alone, so that its bits do not depend on the others of a step."""
-        key = (media.content_hash, *media.shape, *media.grid)
+        key = (media.content_hash, *media.shape, *media.grid, *media.margin)
         known = self._by_key.get(key)
         if known is not None:
             self._by_key.move_to_end(key)
