@@ -133,6 +133,13 @@ def test_states_follow_what_a_batch_does() -> None:
     assert not change(removed=[7])
 
 
+def test_a_state_that_is_a_tensor_may_take_the_place_of_another() -> None:
+    states = {0: torch.zeros(2)}
+    update = vllm.BatchUpdate(1, (), [(0, None, None, [])], ())
+    assert vllm.process_dict_updates(states, update, lambda *_: torch.zeros(2))
+    assert not vllm.process_dict_updates(states, vllm.BatchUpdate(1, (), (), ()), lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
