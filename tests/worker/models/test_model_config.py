@@ -247,6 +247,14 @@ def test_a_joined_model_that_cannot_be(values, why, tmp_path):
         find_native("llava", [])(ours(write(tmp_path, **whole)), 64)
 
 
+@pytest.mark.parametrize("model_type", ["internvl", "mistral3"])
+def test_a_joined_model_whose_tower_gives_one_layer(model_type, tmp_path):
+    whole = {"model_type": model_type, "text_config": {"model_type": "qwen2"}, "vision_config": {}}
+    assert ours(write(tmp_path, **whole)).vision_feature_layer == -1
+    with pytest.raises(ModelError, match=r"vision_feature_layer=\[-2, -5\]: must be the number of one layer"):
+        ours(write(tmp_path, **whole, vision_feature_layer=[-2, -5]))
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_what_config_json_of_an_encoder_leaves_out(model_type, tmp_path):
     read = assert_same(write(tmp_path, model_type=model_type))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quire.config.image_sizes import cells_merged, side_of
 from quire.errors import ModelError
-from quire.worker.models.joined_model import JoinedModel, Projector, complete_joined
+from quire.worker.models.joined_model import JoinedModel, Projector, complete_with_one_layer
 
 
 class NormedProjector(Projector):
@@ -24,14 +24,7 @@ class NormedProjector(Projector):
 
 
 def complete_config(config: Any) -> None:
-    if config.vision_feature_layer is None:
-        config.vision_feature_layer = -1
-    if not isinstance(config.vision_feature_layer, int):
-        raise ModelError(
-            f"config.json: vision_feature_layer={str(config.vision_feature_layer)[:40]}: must be the number of one "
-            "layer for this model. Take the config.json that belongs to the weights."
-        )
-    complete_joined(config)
+    complete_with_one_layer(config)
     vision = config.vision
     try:
         config.merge_size = cells_merged(vars(config))

@@ -109,6 +109,18 @@ def complete_joined(config: Any) -> None:
         )
 
 
+def complete_with_one_layer(config: Any) -> None:
+    """The same, where one layer of the tower is taken; the last, if nothing is said."""
+    if config.vision_feature_layer is None:
+        config.vision_feature_layer = -1
+    if not isinstance(config.vision_feature_layer, int):
+        raise ModelError(
+            f"config.json: vision_feature_layer={str(config.vision_feature_layer)[:40]}: must be the number of one "
+            "layer for this model. Take the config.json that belongs to the weights."
+        )
+    complete_joined(config)
+
+
 def _chosen_layers(config: Any) -> list[int]:
     """Their numbers: 0 is what the first layer is given."""
     given = config.vision_feature_layer

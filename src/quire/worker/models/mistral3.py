@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
-from quire.worker.models.joined_model import JoinedModel, Projector, complete_joined
+from quire.worker.models.joined_model import JoinedModel, Projector, complete_with_one_layer
 
 
 class PatchMerger(nn.Module):
@@ -34,21 +33,10 @@ class MergingProjector(Projector):
         return super().forward(self.patch_merger(self.norm(hidden_PE)))
 
 
-def complete_config(config: Any) -> None:
-    if config.vision_feature_layer is None:
-        config.vision_feature_layer = -1
-    if not isinstance(config.vision_feature_layer, int):
-        raise ModelError(
-            f"config.json: vision_feature_layer={str(config.vision_feature_layer)[:40]}: must be the number of one "
-            "layer for this model. Take the config.json that belongs to the weights."
-        )
-    complete_joined(config)
-
-
 class Mistral3ForConditionalGeneration(JoinedModel):
     architectures = ("Mistral3ForConditionalGeneration",)
     config_defaults = {**JoinedModel.config_defaults, "multimodal_projector_bias": False, "spatial_merge_size": 2}
-    complete_config = staticmethod(complete_config)
+    complete_config = staticmethod(complete_with_one_layer)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         super().__init__(config, max_model_len, config.spatial_merge_size)
