@@ -198,8 +198,6 @@ def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoi
 
 def options_of(way: str, family: str) -> dict:
     options = {"dtype": "float32", "max_model_len": 128, **WAYS[way]}
-    if family == "llava_next":
-        options["max_model_len"] = 128  # its images have up to 52 tokens
     if family in WHOLE and "max_num_batched_tokens" in options:
         options["max_num_batched_tokens"] += 16
     if "max_num_encoder_tokens" in options:
