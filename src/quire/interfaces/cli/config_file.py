@@ -32,7 +32,8 @@ class ElsewhereAction(argparse.Action):
         if self.const is not None:
             # a switch
             value = "false" if flag.startswith("--no-") else "true"
-        return f"is set in the file of {FLAG}: {self.dest}: {value or 'value'}"
+        line = f"{self.dest}: {value or 'value'}"
+        return f"is no flag, and stands in a file alone. Write {line} into a YAML file, and give that as {FLAG} FILE."
 
     @property
     def is_entry(self) -> bool:
