@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from typing import Any
 
@@ -170,8 +171,11 @@ class ModelRegistry:
 
 
 def _main() -> None:
+    usage = "usage: python -m quire.vllm SCRIPT [ARGUMENTS]"
     if len(sys.argv) < 2:
-        raise SystemExit("usage: python -m quire.vllm SCRIPT [ARGUMENTS]")
+        raise SystemExit(usage)
+    if not os.path.exists(sys.argv[1]):
+        raise SystemExit(f"{sys.argv[1]}: there is no such file. {usage}")
     import runpy
 
     # the module by its own name: this one is called __main__

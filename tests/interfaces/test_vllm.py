@@ -250,6 +250,13 @@ def test_what_a_program_cannot_have_is_one_line(tmp_path, program, words):
     assert re.fullmatch(f".*script.py: .*{words}.*\n", answer.stderr)
 
 
+def test_a_program_that_is_not_there_is_one_line(tmp_path):
+    script = str(tmp_path / "nothing.py")
+    answer = subprocess.run([sys.executable, "-m", "quire.vllm", script], capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 1
+    assert answer.stderr == f"{script}: there is no such file. usage: python -m quire.vllm SCRIPT [ARGUMENTS]\n"
+
+
 def test_tokenizers_agree(llm):
     theirs = llm.get_tokenizer()
     ours = OwnTokenizer(llm.renderer)
