@@ -11,6 +11,7 @@ import torch
 from tests.support.shelf import Shelf
 
 from quire.errors import OptionError
+from quire.kv_connectors import tiered
 from quire.kv_connectors.connector import BlockLoad, BlockSpill, CacheLayout
 from quire.kv_connectors.tiered import namespace
 from quire.kv_connectors.tiered.breaker import Breaker
@@ -373,6 +374,11 @@ def test_a_setting_that_is_none(values: dict[str, object], reason: str) -> None:
     settings = {"stores": (), "host_bytes": 1, "max_wait": 1.0, "rule": "cost"}
     with pytest.raises(OptionError, match=reason):
         TierSettings(**(settings | values))  # type: ignore[arg-type]
+
+
+def test_one_address_is_no_list_of_letters() -> None:
+    with pytest.raises(OptionError, match=r"stores='file:///kv': must be a list .* such as \['file:///kv'\]"):
+        tiered.worker_half(stores="file:///kv")
 
 
 # ---- blocks of a cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import OptionError
@@ -31,3 +32,10 @@ class TierSettings:
             raise OptionError(f"rule={self.rule!r}: must be one of {', '.join(RULES)}.")
         if not all(isinstance(store, str) for store in self.stores):
             raise OptionError(f"stores={list(self.stores)!r}: must be a list of addresses.")
+
+
+def list_of(stores: Sequence[str]) -> tuple[str, ...]:
+    """A text is a sequence of texts, too, and one address would be many of one letter."""
+    if isinstance(stores, str):
+        raise OptionError(f"stores={stores!r}: must be a list of addresses, such as [{stores!r}].")
+    return tuple(stores)
