@@ -185,6 +185,7 @@ def test_what_was_not_finished_is_never_read(tmp_path: Path) -> None:
         ("file:///proc/nothing/here", "may write into"),
         ("file:///nowhere?sise=4GiB", r"must be a size .* file:///nowhere\?size=4GiB"),
         ("s4://secret:password@bucket", "s4://bucket"),
+        ("redis://:password@127.0.0.1:1/0?size=1GiB", "maxmemory, and leave size out"),
     ],
 )
 def test_an_address_that_is_none(address: str, reason: str) -> None:

@@ -4,6 +4,7 @@ the policy `allkeys-lru`."""
 from __future__ import annotations
 
 from typing import cast
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 
@@ -15,6 +16,9 @@ _PREFIX = "quire-kv/"
 
 
 def open_store(address: str) -> RedisServer:
+    if "size" in parse_qs(urlsplit(address).query):
+        # the client would take it for an argument of connections, and none would ever open
+        raise OptionError("kv_store: a Redis or Valkey bounds itself. Set its maxmemory, and leave size out.")
     try:
         return RedisServer(address.replace("valkey://", "redis://", 1))
     except ValueError as error:
