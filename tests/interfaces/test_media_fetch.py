@@ -323,6 +323,10 @@ def test_a_file_that_is_too_large(folder: Path) -> None:
     assert f"more than {MOST_BYTES} bytes" in refused([(folder / "large.png").as_uri()], folder=str(folder))
 
 
+def test_a_path_is_no_url() -> None:
+    assert "this is no URL, and a path alone is not opened" in refused(["cat.png"], networks=(), hosts=())
+
+
 def test_what_is_refused_is_called_what_it_is(trap: ThreadingHTTPServer) -> None:
     for kind in ("image", "video"):
         with pytest.raises(RequestError) as caught:

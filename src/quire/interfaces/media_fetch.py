@@ -94,6 +94,8 @@ class MediaFetcher:
         from httpx2 import URL, InvalidURL
 
         if not (self._hosts or self._networks):
+            if "://" not in url:
+                raise _refused(place, "this is no URL, and a path alone is not opened")
             raise _refused(place, "no URL is fetched here (--allowed-media-domains)")
         if len(url) > _MOST_CHARACTERS or not _ALLOWED_CHARACTERS.issuperset(url):
             raise _refused(
