@@ -85,9 +85,11 @@ class Result:
 
     def as_table(self) -> str:
         shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.settings.items())
-        header = f"{'':<28}{'median':>10}{'q1':>10}{'q3':>10}  {'':<9}{'limit':>10}{'of it':>8}{'rounds':>8}"
+        shown_measures = [measure for measure in self.measures if measure.values]
+        width = max([28, *(len(measure.name) + 2 for measure in shown_measures)])
+        header = f"{'':<{width}}{'median':>10}{'q1':>10}{'q3':>10}  {'':<9}{'limit':>10}{'of it':>8}{'rounds':>8}"
         lines = [f"{self.workload} {self.title}: {self.model}", shown, "", header]
-        lines += [_row(measure) for measure in self.measures if measure.values]
+        lines += [_row(measure, width) for measure in shown_measures]
         if self.limits is not None:
             rates = [f"read {self.limits.bandwidth / 1e9:.1f} GB/s"]
             rates += [f"{name} {rate / 1e9:.0f} GOP/s" for name, rate in self.limits.peaks.items()]
@@ -112,9 +114,10 @@ def machine_in_words() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
-def _row(measure: Measure) -> str:
+def _row(measure: Measure, width: int) -> str:
     first, third = measure.quartiles
-    row = f"{measure.name:<28}{_short(measure.median):>10}{_short(first):>10}{_short(third):>10}  {measure.unit:<9}"
+    numbers = "".join(f"{_short(value):>10}" for value in (measure.median, first, third))
+    row = f"{measure.name:<{width}}{numbers}  {measure.unit:<9}"
     fraction = measure.fraction
     if fraction is None or measure.limit is None:
         return f"{row}{'':>18}{len(measure.values):>8}"
