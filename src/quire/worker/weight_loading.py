@@ -253,13 +253,13 @@ def _check_complete(waiting: set[tuple[str, Part]], unexpected: list[str]) -> No
         raise ModelError(
             f"the checkpoint lacks {len(names)} of the model's weights: {_listed(names)}."
             + (f" It holds {_listed(unexpected)}, which the model does not know." if unexpected else "")
-            + " Config.json and weights do not belong together, or a file is missing."
+            + " Config.json, with hf_overrides, and weights do not belong together, or a file is missing."
         )
     if unexpected:
         raise ModelError(
             f"the checkpoint holds {len(unexpected)} tensors that the model does not know: {_listed(unexpected)}. "
-            "Config.json and weights do not belong together, or the architecture differs from Quire's: "
-            "try model_impl=transformers."
+            "Config.json, with hf_overrides, and weights do not belong together, or the architecture "
+            "differs from Quire's: try model_impl=transformers."
         )
 
 
