@@ -12,8 +12,6 @@ from tests.worker.kernels.triton.ahead_of_time import Compiled, budgets
 
 from quire.worker.kernels import triton as home
 
-# Half of what these keep are the 512 columns of their values; they fold them every 1024 keys.
-SPILLED = {"paged_attention": {("a prompt of latent attention", target) for target in ("sm_90", "sm_100")}}
 ROOT = Path(__file__).parents[4]
 FILES = sorted({*home.TWINS.values(), *home.FURTHER})
 
@@ -42,5 +40,4 @@ def test_kernels_keep_their_budgets(file):
 @pytest.mark.parametrize("file", FILES)
 def test_each_file_has_a_budget(file):
     assert budgets(file), "python -m tests.worker.kernels.triton.ahead_of_time --write"
-    spilled = {(row.example, row.target) for row in budgets(file) if row.spills}
-    assert spilled <= SPILLED.get(file, set())
+    assert not [row.place for row in budgets(file) if row.spills]

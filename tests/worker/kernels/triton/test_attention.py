@@ -45,6 +45,33 @@ def test_parts_of_ranks_are_the_whole(triton_kernels, case):
     contracts.check_attention_of_ranks(triton_kernels, case, 2)
 
 
+SLICED_CASES = [
+    AttentionCase(num_heads=3, num_kv_heads=1, head_dim=576, value_dim=512, values_in_keys=True, **case)
+    for case in (
+        {"sequences": ((1, 1030), (40, 60), (1, 3)), "dtype": torch.bfloat16},
+        {"sequences": ((1, 40), (6, 6)), "dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn},
+    )
+] + [AttentionCase(sequences=((5, 40), (1, 9)), head_dim=300, has_sinks=True, dtype=torch.float16)]
+
+
+@pytest.mark.parametrize("case", SLICED_CASES, ids=str)
+def test_values_of_more_columns_than_a_program_has(triton_kernels, case):
+    """Slices of them, in the widths of two devices."""
+    from quire.worker.kernels.triton.launch import record_launches
+
+    for target in ("sm_90", "sm_100"):
+        with record_launches(target) as launches:
+            contracts.check_paged_attention(triton_kernels, case)
+            contracts.check_invariance(triton_kernels, case)
+        assert {launch.arguments["num_slices"] for launch in launches} == {2 if target == "sm_90" else 4}
+
+
+def test_a_rank_without_keys_that_are_seen(triton_kernels):
+    """Its share is nothing, whatever lies behind its keys."""
+    case = AttentionCase(sequences=((1, 41), (1, 2), (1, 40)), sliding_window=1, head_dim=16)
+    contracts.check_attention_of_ranks(triton_kernels, case, 4)
+
+
 def test_single_tokens_of_several_long_sequences(triton_kernels):
     """Their partitions are computed apart, and folded token by token."""
     case = AttentionCase(sequences=((1, 1030), (2, 40), (0, 5), (1, 1100)), num_heads=2, num_kv_heads=1, head_dim=16)

@@ -9,9 +9,12 @@ operations depends on its sequence alone: not on the batch, nor on the cut of it
     few rows     the same, or, where that would leave processors idle, a program for each partition writes what it has,
                  and a second kernel folds
 
-The shape of tiles follows from the layer and the device. Tiles of few rows have 64 as well, of which most may be empty:
-with other instructions, or other threads to a row, a token would have other bits after its prompt than in it. Keys come
-from memory more slowly than 64 rows are multiplied with them.
+The shape of tiles follows from the layer and the device. Tiles of few rows have 64 or more as well, of which most may
+be empty: with other instructions, or other threads to a row, a token would have other bits after its prompt than in it.
+Keys come from memory more slowly than 64 rows are multiplied with them.
+
+The sums of 512 values are more than the threads of a program have registers for. So where values are that wide, as in
+latent attention, a program has a slice of their columns, and the scores of a row are computed once for each slice.
 """
 
 from __future__ import annotations
@@ -111,6 +114,16 @@ def _load(places, is_column, is_whole: tl.constexpr, kind: tl.constexpr):
     return _numbers(codes, kind)
 
 
+@triton.jit
+def _dims_of(number: tl.constexpr, first_column, block_dim: tl.constexpr, num_tiles: tl.constexpr):
+    """Of a head, those in a tile."""
+    if num_tiles == 1:
+        return tl.arange(0, block_dim)
+    else:
+        first = (first_column + number * block_dim) % (num_tiles * block_dim)
+        return tl.multiple_of(first, block_dim) + tl.arange(0, block_dim)
+
+
 # Numbers and tensors that change from step to step must not make a kernel of their own.
 @triton.jit(
     do_not_specialize=["tables", "lengths", "starts", "begins", "ends", "table_row", "num_sequences", "rows_of_few"]
@@ -128,10 +141,12 @@ def _attention(
     has_slopes: tl.constexpr, has_bias: tl.constexpr, has_begins: tl.constexpr, has_ends: tl.constexpr,
     has_logs: tl.constexpr, has_totals: tl.constexpr,
     values_are_keys: tl.constexpr, precision: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
-    block_dim: tl.constexpr, block_rest: tl.constexpr, block_value: tl.constexpr, partition_keys: tl.constexpr,
+    block_dim: tl.constexpr, block_rest: tl.constexpr, block_value: tl.constexpr, num_slices: tl.constexpr,
+    partition_keys: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // num_slices
+    first_column = tl.program_id(1) % num_slices * block_value
     if is_few:
         sequence = tile // tiles_of_few
         first_row = tile % tiles_of_few * block_rows
@@ -165,6 +180,9 @@ def _attention(
         begin_position = tl.load(begins + sequence).to(tl.int32)
         first_key = tl.maximum(first_key, tl.maximum(begin_position - rank + size - 1, 0) // size)
     end_key = tl.maximum(tl.max(end) - rank + size - 1, 0) // size
+    if has_window or has_begins:
+        # a rank may have none of those that are seen
+        end_key = tl.where(first_key < end_key, end_key, 0)
 
     first_partition = first_key // partition_keys
     # at least one, which may be empty: rows that see nothing are zero
@@ -176,14 +194,20 @@ def _attention(
         first_partition = mine
         end_partition = mine + 1
 
-    dim = tl.arange(0, block_dim)
-    column = tl.arange(0, block_value)
+    column = first_column + tl.arange(0, block_value)
     is_column = column < value_dim
     q_rows = query + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
-    is_dim = dim < head_dim
-    query_rows = tl.load(q_rows + dim[None], is_row[:, None] & is_dim[None], 0.0).to(kind)
+    # keys that are values as well come in as many tiles as there are slices, the program's own first
+    num_tiles: tl.constexpr = num_slices if values_are_keys else 1
+    own = _dims_of(0, first_column, block_dim, num_tiles)
+    # longer by one a tile, which is how Triton builds tuples and what a checker of types does not follow
+    query_tiles = ()
+    for number in tl.static_range(num_tiles):
+        dims = _dims_of(number, first_column, block_dim, num_tiles)
+        is_number = is_row[:, None] & (dims < head_dim)[None]
+        query_tiles = query_tiles + (tl.load(q_rows + dims[None], is_number, 0.0).to(kind),)  # type: ignore[assignment]
     if block_rest > 0:
-        rest = block_dim + tl.arange(0, block_rest)
+        rest = num_tiles * block_dim + tl.arange(0, block_rest)
         is_rest = rest < head_dim
         query_rest = tl.load(q_rows + rest[None], is_row[:, None] & is_rest[None], 0.0).to(kind)
 
@@ -208,15 +232,19 @@ def _attention(
         stop = tl.minimum((partition + 1) * partition_keys, end_key)
         for key in range(begin, stop, block_keys):
             keys = key + tl.arange(0, block_keys)
-            # Instead of one that no row sees, and that may hold anything, another is read: its share will be zero.
-            real = tl.minimum(tl.maximum(keys, first_key), end_key - 1)
+            # Instead of one that no row sees, and that may hold anything, the first is read: its share will be zero.
+            real = tl.where((keys >= first_key) & (keys < end_key), keys, first_key)
             block = tl.load(table + real // block_size).to(tl.int64)
             place = real % block_size
             k_rows = k_cache + (block * k_block + place * k_place)[:, None]
-            key_tile = _load(k_rows + dim[None], is_dim, head_dim >= block_dim, kind)
-            score = tl.dot(query_rows, tl.trans(key_tile), input_precision=precision)
+            key_tile = _load(k_rows + own[None], own < head_dim, head_dim >= num_tiles * block_dim, kind)
+            score = tl.dot(query_tiles[0], tl.trans(key_tile), input_precision=precision)  # type: ignore[misc]
+            for number in tl.static_range(1, num_tiles):
+                other = _dims_of(number, first_column, block_dim, num_tiles)
+                other_tile = _load(k_rows + other[None], other < head_dim, True, kind)
+                score = tl.dot(query_tiles[number], tl.trans(other_tile), score, input_precision=precision)
             if block_rest > 0:
-                rest_tile = _load(k_rows + rest[None], is_rest, head_dim == block_dim + block_rest, kind)
+                rest_tile = _load(k_rows + rest[None], is_rest, head_dim % block_rest == 0, kind)
                 score = tl.dot(query_rest, tl.trans(rest_tile), score, input_precision=precision)
             if has_scales:
                 score *= tl.load(k_scales + block * ks_block + place)[None]
@@ -250,26 +278,28 @@ def _attention(
                 value_tile = key_tile
             else:
                 v_rows = v_cache + (block * v_block + place * v_place)[:, None]
-                value_tile = _load(v_rows + column[None], is_column, value_dim == block_value, kind)
+                value_tile = _load(v_rows + column[None], is_column, value_dim % block_value == 0, kind)
             if has_scales:
                 share *= tl.load(v_scales + block * vs_block + place)[None]
             part = tl.dot(share.to(kind), value_tile, part * factor[:, None], input_precision=precision)
 
         if is_split:
             place = _place_of_part(sequence, token, start, rows_of_few, head, num_heads, partition, tl.num_programs(2))
+            place = place * num_slices + first_column // block_value
             pieces = _quarters(part)
+            part_rows = totals + place * block_value
             for number in tl.static_range(4):
                 few_columns = _columns_of(number, tl.arange(0, block_value // 4))
-                tl.store(totals + place[:, None] * block_value + few_columns[None], pieces[number], is_row[:, None])
+                tl.store(part_rows[:, None] + few_columns[None], pieces[number], is_row[:, None])
             tl.store(maxima + place, part_maximum, is_row)
             tl.store(weights + place, part_weight, is_row)
         else:
-            is_last = partition == end_partition - 1
+            is_last = (partition + 1) * partition_keys >= end_key
             before, now, maximum, weight = _shares(maximum, weight, part_maximum, part_weight)
             share_of_out = _inverse(weight)
-            kept_rows = totals + (token.to(tl.int64) * num_heads + head) * block_value
-            out_rows = out + token.to(tl.int64) * out_token + head * out_head
-            if has_logs and is_last:
+            kept_rows = totals + (token.to(tl.int64) * num_heads + head) * (num_slices * block_value) + first_column
+            out_rows = out + token.to(tl.int64) * out_token + head * out_head + first_column
+            if has_logs and is_last and first_column == 0:
                 tl.store(logs + token.to(tl.int64) * log_token + head * log_head, _log(maximum, weight), is_row)
             pieces = _quarters(part)
             for number in tl.static_range(4):
@@ -290,7 +320,7 @@ def _attention(
                     total = _folded(total, before, piece, now)
                     if is_last:
                         result = (total * share_of_out[:, None]).to(out.dtype.element_ty)
-                        is_real = is_row[:, None] & (few_columns < value_dim)[None]
+                        is_real = is_row[:, None] & (few_columns < value_dim - first_column)[None]
                         tl.store(out_rows[:, None] + few_columns[None], result, is_real)
                     elif has_totals:
                         tl.store(kept, total, is_row[:, None])
@@ -331,11 +361,13 @@ def _merge(
     out_token, out_head, log_token, log_head,
     num_sequences, num_heads, num_few, rows_of_few, num_partitions, rank, size, window, value_dim,
     has_window: tl.constexpr, is_chunked: tl.constexpr, has_sinks: tl.constexpr, has_begins: tl.constexpr,
-    has_ends: tl.constexpr, has_logs: tl.constexpr, block_value: tl.constexpr, partition_keys: tl.constexpr,
+    has_ends: tl.constexpr, has_logs: tl.constexpr, block_value: tl.constexpr, num_slices: tl.constexpr,
+    partition_keys: tl.constexpr,
 ):  # fmt: skip
-    """Fold the partitions of one row."""
+    """Fold the partitions of one row, or of a slice of its columns."""
     number = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(1) // num_slices
+    slice_number = tl.program_id(1) % num_slices
     if rows_of_few > 0:
         sequence = number // rows_of_few
         start = tl.load(starts + sequence).to(tl.int32)
@@ -369,14 +401,16 @@ def _merge(
         weight += 1.0
     for partition in range(first_key // partition_keys, (end_key + partition_keys - 1) // partition_keys):
         place = _place_of_part(sequence, token + one, start, rows_of_few, head, num_heads, partition, num_partitions)
+        place = place * num_slices + slice_number
         part = tl.load(parts + place[:, None] * block_value + column[None])
         before, now, maximum, weight = _shares(maximum, weight, tl.load(maxima + place), tl.load(weights + place))
         total = _folded(total, before, part, now)
     result = (total * _inverse(weight)[:, None]).to(out.dtype.element_ty)
     token_place = (token + one).to(tl.int64)
+    column += slice_number * block_value
     out_rows = out + token_place * out_token + head * out_head
     tl.store(out_rows[:, None] + column[None], result, (column < value_dim)[None])
-    if has_logs:
+    if has_logs and slice_number == 0:
         tl.store(logs + token_place * log_token + head * log_head, _log(maximum, weight))
 
 
@@ -384,7 +418,8 @@ def _merge(
 class _Tiles:
     """Rows and keys of a tile, the warps that share it, and what their threads may have of registers.
 
-    `keys` is the same for many rows and for few, and so are the rows of a warp.
+    `keys` is the same for many rows and for few, and so are the rows of a warp. What has more than `most_columns` of
+    values is cut into slices: a program computes the scores of all its rows, and the sums of one slice.
     """
 
     many_rows: int
@@ -396,6 +431,7 @@ class _Tiles:
     few_stages: int
     many_registers: int | None = None
     few_registers: int | None = None
+    most_columns: int = 1 << 30
 
 
 def _tiles(dtype: torch.dtype, is_coded: bool, key_dim: int, value_dim: int, device: Target) -> _Tiles:
@@ -404,14 +440,19 @@ def _tiles(dtype: torch.dtype, is_coded: bool, key_dim: int, value_dim: int, dev
         # no tensor cores: each product is a multiplication and an addition in a register
         return _Tiles(16, 4, 16, 4, 32 if width <= 128 else 16, 1, 1)
     if device.has_warpgroups:
+        if width > 256 and device.arch == 90:
+            # codes, and values that are not their keys, leave room for fewer rows
+            rows = 128 if key_dim > value_dim and not is_coded else 64
+            return _Tiles(rows, 8, rows, 8, 32, 2, 2, most_columns=256)
         if width > 256:
-            return _Tiles(64, 8, 64, 8, 32, 2 if device.arch == 90 else 1, 2)
+            return _Tiles(128, 8, 128, 8, 32, 1, 1, most_columns=128)
         if width > 128:
             return _Tiles(128, 8, 64, 4, 32, 2, 2) if device.arch == 90 else _Tiles(64, 8, 64, 8, 32, 2, 2)
         is_capped = device.arch == 90 and not is_coded
         return _Tiles(128, 8, 64, 4, 64, 2, 2, 184 if is_capped else None, 168 if is_capped else None)
     if width > 256:
-        return _Tiles(16, 4, 16, 4, 32, 1, 1)
+        warps = 8 if is_coded and device.backend == "cuda" else 4
+        return _Tiles(16, warps, 16, warps, 32, 1, 1)
     return _Tiles(32, 4, 32, 4, 32, 2, 2) if width > 128 else _Tiles(64, 4, 64, 4, 32, 2, 2)
 
 
@@ -518,11 +559,16 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
     # products of tiles have 16 columns at the least
     block_dim = max(block_dim, 16)
     block_value = max(block_of(value_dim), 32)
+    num_slices = max(1, block_value // tiles.most_columns)
+    block_value //= num_slices
+    values_are_keys = cache.v_cache is cache.k_cache and block_dim == value_dim
+    if values_are_keys:
+        block_dim //= num_slices
 
     num_partitions = -(-num_blocks * block_size // _PARTITION)
     num_few = max(4, tiles.few_rows // group)
     tiles_of_few = -(-num_few * group // tiles.few_rows)
-    programs_of_few = num_sequences * num_kv_heads * -(-group // tiles.few_rows)
+    programs_of_few = num_sequences * num_kv_heads * num_slices * -(-group // tiles.few_rows)
     is_split = num_partitions > 1 and programs_of_few < 2 * device.num_units
     # a part belongs to a token, or, where tokens are mostly those of prompts, to one of the few that a sequence has
     rows_of_few = 0 if num_tokens <= num_sequences * num_few else num_few
@@ -546,13 +592,14 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
         "has_ends": softmax.ends_T is not None,
         "has_logs": logs_TH is not None,
         "block_value": block_value,
+        "num_slices": num_slices,
         "partition_keys": _PARTITION,
     }
 
     def attend(num_tiles: int, is_few: bool, is_split: bool, sums: tuple[Tensor, ...]) -> None:
         launch(
             _attention,
-            (num_tiles, num_kv_heads, num_partitions if is_split else 1),
+            (num_tiles, num_kv_heads * num_slices, num_partitions if is_split else 1),
             query_THD,
             k_cache,
             v_cache,
@@ -601,7 +648,7 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
             has_slopes=softmax.slopes_H is not None,
             has_bias=softmax.bias_HR is not None,
             has_totals=num_partitions > 1,
-            values_are_keys=cache.v_cache is cache.k_cache and block_dim == value_dim,
+            values_are_keys=values_are_keys,
             precision="ieee" if dtype == torch.float32 else None,
             block_rows=tiles.few_rows if is_few else tiles.many_rows,
             block_keys=tiles.keys,
@@ -614,7 +661,7 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
         )
 
     kept_tokens = 0 if num_partitions == 1 or (is_split and num_tokens <= num_few) else num_tokens
-    totals = query_THD.new_empty((kept_tokens, num_heads, block_value), dtype=torch.float32)
+    totals = query_THD.new_empty((kept_tokens, num_heads, num_slices * block_value), dtype=torch.float32)
     folded = totals, totals, totals
     if num_tokens > num_few:
         num_tiles = num_tokens * group // tiles.many_rows + num_sequences
@@ -622,12 +669,12 @@ def _attend(query_THD: Tensor, cache: _Cache, out_THE: Tensor, logs_TH: Tensor |
     if not is_split:
         attend(num_sequences * tiles_of_few, is_few=True, is_split=False, sums=folded)
         return
-    parts = totals.new_empty((num_rows, num_heads, num_partitions, block_value))
-    sums = parts, parts.new_empty(parts.shape[:3]), parts.new_empty(parts.shape[:3])
+    parts = totals.new_empty((num_rows, num_heads, num_partitions, num_slices, block_value))
+    sums = parts, parts.new_empty(parts.shape[:4]), parts.new_empty(parts.shape[:4])
     attend(num_sequences * tiles_of_few, is_few=True, is_split=True, sums=sums)
     launch(
         _merge,
-        (num_rows, num_heads),
+        (num_rows, num_heads * num_slices),
         *sums,
         cache.seq_lens_S,
         cache.query_starts_S1,
@@ -739,6 +786,8 @@ def _cost(sequences: tuple[tuple[int, int], ...], kv_bytes: int, work: int) -> d
 
 _ONES = ((1, 4096),) * 4
 _MANY_ONES = ((1, 4096),) * 64
+# as many as fill any device
+_MOST_ONES = ((1, 4096),) * 160
 _PROMPT = ((4096, 4096),)
 _OF_8B = 4 * 32 * 128
 _LATENT = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512}
@@ -760,6 +809,21 @@ EXAMPLES = (
         operations=4 * 8 * 256 * 4096 * 1024,
     ),
     Example("four tokens of latent attention", lambda: _example(_ONES, **_LATENT), **_cost(_ONES, 1152, _OF_LATENT)),
+    Example(
+        "many tokens of latent attention",
+        lambda: _example(_MOST_ONES, **_LATENT),
+        **_cost(_MOST_ONES, 1152, _OF_LATENT),
+    ),
+    Example(
+        "four tokens of latent attention, eight-bit floats",
+        lambda: _example(_ONES, cache_dtype=torch.float8_e4m3fn, **_LATENT),
+        **_cost(_ONES, 580, _OF_LATENT),
+    ),
     Example("a prompt of latent attention", lambda: _example(_PROMPT, **_LATENT), **_cost(_PROMPT, 1152, _OF_LATENT)),
+    Example(
+        "a prompt with heads of 512",
+        lambda: _example(_PROMPT, 16, 4, 512),
+        **_cost(_PROMPT, 2 * 4 * 512 * 2, 4 * 16 * 512),
+    ),
     Example("a prompt in float32", lambda: _example(_PROMPT, dtype=torch.float32), 8192 * 4096),
 )
