@@ -1,4 +1,7 @@
-"""DeepSeek V2: latent attention, and experts of which a token asks few, beside shared ones that it always asks."""
+"""DeepSeek V2: latent attention, and experts of which a token asks few, beside shared ones that it always asks.
+
+Longer than most: latent attention is written out here, and V3 builds on it.
+"""
 
 from __future__ import annotations
 

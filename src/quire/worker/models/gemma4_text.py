@@ -6,6 +6,9 @@ h = h + norm(up(act(down(h)) * own_input))     what a token's own table and its 
 h = h * scalar
 
 The last layers may keep no keys and values: they look at those of the last layer of their kind that does.
+
+Longer than most: heads of two sizes, keys that layers share, inputs of each layer and experts beside the mlp are this
+family's alone, and each checkpoint chooses among them.
 """
 
 from __future__ import annotations

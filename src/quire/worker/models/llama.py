@@ -1,4 +1,7 @@
-"""Llama 1 to 3, and every checkpoint that calls itself one."""
+"""Llama 1 to 3, and every checkpoint that calls itself one.
+
+Longer than most: many families are this decoder with other parts, and its seams for them are here.
+"""
 
 from __future__ import annotations
 

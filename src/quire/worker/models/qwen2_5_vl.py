@@ -2,6 +2,8 @@
 
 A token of an image attends like any other, to what stands before it; its position has three dimensions. The tower sees
 one image at a time: squares of `spatial_merge_size` patches become one token, and most blocks look through windows.
+
+Longer than most: the tower with its windows, positions in three dimensions and times of videos are all here.
 """
 
 from __future__ import annotations

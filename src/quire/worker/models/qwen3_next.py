@@ -6,6 +6,8 @@ Gated DeltaNet keeps a matrix a head instead of keys and values:
     q, k, v          = silu(conv(q, k, v))
     out              = delta rule (q, k, v; decay = -exp(A) softplus(a + dt), strength = sigmoid(b))
     hidden           = out_proj(norm(out) * silu(z))
+
+Longer than most: it has two kinds of layers, and heads that draft.
 """
 
 from __future__ import annotations

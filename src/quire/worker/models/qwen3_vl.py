@@ -3,6 +3,8 @@
 The tower shows what it sees after some of its blocks, not only at its end: the first layers of the text each get one of
 these views added to what they return, at the tokens of the image. So an image's tokens are wide here,
 `[embedding | view of layer 0 | view of layer 1 | ...]`, and whoever keeps, cuts and mixes them needs to know no more.
+
+Longer than most: the tower with its learned positions, the views at several depths and the times of videos are here.
 """
 
 from __future__ import annotations
