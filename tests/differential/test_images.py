@@ -58,18 +58,27 @@ PROMPTS = [
 ]
 
 
+# one of each kind by default: positions in three dimensions, views at several depths, images as a whole, inputs of each
+# layer, a tower of another family; the logits of all stand in tests/worker/models/test_image_models.py
 FAMILIES = [
     "qwen2_5_vl",
     "qwen3_vl",
     "gemma3",
     "gemma4",
-    "qwen2_vl",
-    "internvl",
     "llava",
-    "mistral3",
     *(
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_vl_moe", "gemma4_ahead", "internvl_norms", "llava_siglip", "llava_next", "pixtral")
+        for name in (
+            "qwen2_vl",
+            "qwen3_vl_moe",
+            "gemma4_ahead",
+            "internvl",
+            "internvl_norms",
+            "llava_siglip",
+            "llava_next",
+            "pixtral",
+            "mistral3",
+        )
     ),
 ]
 # what is said of those that the library does not run under Quire's attention
