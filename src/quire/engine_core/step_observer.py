@@ -36,10 +36,14 @@ class StepObservers(StepObserver):
     def __init__(self, observers: Sequence[StepObserver]) -> None:
         self.observers = tuple(observers)
         self.needs_decisions = any(observer.needs_decisions for observer in observers)
-        self._begins = [one.begins for one in observers if type(one).begins is not StepObserver.begins]
-        self._decided = [one.decided for one in observers if type(one).decided is not StepObserver.decided]
-        self._ends = [one.ends for one in observers if type(one).ends is not StepObserver.ends]
-        self._settled = [one.settled for one in observers if type(one).settled is not StepObserver.settled]
+        self._begins = [observer.begins for observer in observers if type(observer).begins is not StepObserver.begins]
+        self._decided = [
+            observer.decided for observer in observers if type(observer).decided is not StepObserver.decided
+        ]
+        self._ends = [observer.ends for observer in observers if type(observer).ends is not StepObserver.ends]
+        self._settled = [
+            observer.settled for observer in observers if type(observer).settled is not StepObserver.settled
+        ]
 
     def begins(self) -> None:
         for tell in self._begins:
