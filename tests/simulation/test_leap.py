@@ -158,3 +158,13 @@ def test_nobody_joins_where_somebody_looks_for_what_is_cached(monkeypatch):
     deployment = deploy("llama-3-8b", device_sheet("h100"), {"enable_prefix_caching": True})
     simulate(deployment, [Arrival(0.1 * number, 100, 500) for number in range(5)])
     assert not any(ahead.joins for ahead in leaps)
+
+
+def test_a_prompt_of_two_steps_joins_beside_parallel_samples(monkeypatch):
+    leaps = kept_leaps(monkeypatch)
+    options = {"enable_prefix_caching": False, "max_num_batched_tokens": 200}
+    deployment = deploy("llama-3-8b", device_sheet("h100"), options)
+    arrivals = [Arrival(0.0, 90, 60, num_sequences=3), Arrival(0.1, 364, 60)]
+    together = simulate(deployment, arrivals).summary
+    assert [join.step - join.begins for ahead in leaps for join in ahead.joins] == [1]
+    assert together == simulate(deployment, arrivals, may_leap=False).summary

@@ -290,7 +290,7 @@ class Scheduler:
             assert self._are_plain, "those who run were certain to get their tokens"
             prompts = [sequence.num_total_tokens for sequence in started]
             num_tokens = decision.num_tokens.tolist()
-            is_cut = len(started) == 1 and num_tokens[0] == self.max_num_batched_tokens - len(self.running.requests) + 1
+            is_cut = len(started) == 1 and int(self._granted.sum()) == self.max_num_batched_tokens
             assert is_cut or prompts == num_tokens, "who joins was certain to start with its whole prompt"
             if prompts != num_tokens:
                 self.rows.begin_at(started[0].row, num_tokens[0])
