@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, cast
@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
+
+# told how many requests have arrived, and at which time
+Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,13 @@ class Arrival:
     is_beam_search: bool = False
     priority: int = 0
 
+    def moved_to(self, at: float) -> Arrival:
+        """The same at another time. (Of thousands, `replace` would take most of what reading them takes.)"""
+        return Arrival(
+            at, self.num_prompt_tokens, self.num_output_tokens, self.pieces, self.num_sequences, self.is_beam_search,
+            self.priority,
+        )  # fmt: skip
+
 
 class Trace(Protocol):
     """Arrivals in the order of their times; may be read again."""
@@ -40,6 +50,54 @@ class Trace(Protocol):
         """Whether it says which prompts begin alike; else none do."""
 
     def arrivals(self) -> Iterator[Arrival]: ...
+
+
+class Requests:
+    """A trace as its clients send it, one by one. Copies of this process go through it each for itself."""
+
+    def __init__(
+        self,
+        arrivals: Iterable[Arrival],
+        vocab_size: int,
+        *,
+        num_requests: int = 0,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        """`num_requests`: so many there are, if somebody knows. `progress`: told of each."""
+        self.num_requests = num_requests
+        self._arrivals = enumerate(arrivals)
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[tuple[EngineRequest, float]]:
+        """With their times."""
+        for number, arrival in self._arrivals:
+            yield self._request(number, arrival), arrival.at
+            if self._progress is not None:
+                self._progress(number + 1, arrival.at)
+
+    def take(self, number: int) -> tuple[EngineRequest, float]:
+        """This one; those before it are others'."""
+        arrival = next(arrival for place, arrival in self._arrivals if place == number)
+        return self._request(number, arrival), arrival.at
+
+    def skip_to(self, number: int) -> None:
+        """Those before this one are others', and so is the telling."""
+        self._progress = None
+        for place, _ in self._arrivals:
+            if place + 1 == number:
+                return
+
+    def skip_all(self) -> None:
+        """What is left is others'."""
+        for number, arrival in self._arrivals:
+            if self._progress is not None and number + 1 == self.num_requests:
+                self._progress(number + 1, arrival.at)
+
+    def _request(self, number: int, arrival: Arrival) -> EngineRequest:
+        return request_of(arrival, number, self._vocab_size, seed=self._seed)
 
 
 def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0) -> EngineRequest:

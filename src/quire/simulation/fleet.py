@@ -1,31 +1,36 @@
-"""Several replicas behind a router, each advanced only as far as somebody could notice.
+"""Several replicas behind a router, in one process or several.
 
 The router is the engine's own (routing/) and hears what a front hears: a prompt is computed, a request has ended, the
-prefix cache has gained or lost blocks, each at its time and, if so asked, later by its age. A replica on which nothing
-happens before the next arrival is left where it is; a heap of their next moments says which ones are not.
+prefix cache has gained or lost blocks, each at its time and, if so asked, later by its age.
 
-    arrival at t  ->  replicas whose next moment is before t are advanced  ->  the router hears what happened before
-                      t - age  ->  it chooses  ->  that replica is advanced to t and gets the request
+    arrival at t  ->  steps that begin before t are made  ->  the router hears what happened before t - age  ->
+                      it chooses  ->  that replica gets the request
+
+What a step brings follows from where it begins, and no step is shorter than the least one. So whoever has made all that
+begin before t knows what is told until then and for that long after it, whoever comes meanwhile. In that time the
+router chooses for several who come, and replicas in other processes get on with those who came before.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from quire.chain_hashes import ChainHasher, user_key
-from quire.messages import CacheChanged, EngineRequest
+from quire.engine_core.executor.modelled import StepWork, VirtualClock
+from quire.messages import EngineRequest
 from quire.routing import POLICIES, Choice, Router
+from quire.simulation.arrivals import Requests
 from quire.simulation.deployment import Deployment
-from quire.simulation.records import Record
-from quire.simulation.replica import Replica, Tell, as_it_is
+from quire.simulation.records import EngineWork, Record
+from quire.simulation.replica import Replica, as_it_is
+from quire.simulation.shard import HASH_KEY, Account, ForkedShard, News, Shard
 
-# of the names of blocks: replicas and router must agree, and runs repeat
-_KEY = b"quire simulation"
-# requests that one alone expects before it is advanced
-_AT_ONCE = 64
+# of the price of a step of one token: prices that were measured need not rise with the work
+_CERTAIN = 0.5
 
 
 class Fleet:
@@ -40,63 +45,66 @@ class Fleet:
         policy: str = "least_time",
         age: float = 0.0,
         may_leap: bool = True,
-        is_told: bool = False,
+        forked: tuple[int, Requests] | None = None,
     ) -> None:
-        """`is_told`: somebody chooses, though there be one."""
+        """`forked`: replicas are in so many processes beside this one, and these requests come; else in this one."""
         assert policy in POLICIES
         config = deployment.config
         self.router = Router(policy, config.block_size)
-        self._age = age
-        self._hasher = ChainHasher(config.block_size, _KEY) if config.enable_prefix_caching else None
-        self._on_end = on_end
-        # what has happened, by time, until it is told of: (time, number of the replica, of the event, what is done)
-        self._news: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._ended: list[tuple[float, int, Record]] = []
-        self._num_news = 0
-        # one alone need tell nobody
-        self._is_alone = num_replicas == 1 and not is_told
-        self.replicas = (
-            [Replica(deployment, 0, self._end, may_leap=may_leap)]
-            if self._is_alone
-            else [
-                Replica(
-                    deployment.of_replica(number, _KEY),
-                    number,
-                    self._end,
-                    may_leap=may_leap,
-                    tell=self._teller(number),
-                )
-                for number in range(num_replicas)
-            ]
-        )
-        # (before this time nobody need look, at which replica), and by replica the one that counts
-        self._moments: list[tuple[float, int]] = []
-        self._moment_of = [math.inf] * num_replicas
-        for replica in self.replicas:
-            ready = replica.core.ready
+        self._ready = deployment.core(VirtualClock()).ready
+        for number in range(num_replicas):
             self.router.add(
-                replica.number,
-                seconds_per_token=ready.seconds_per_token,
-                seconds_per_step=ready.seconds_per_step,
+                number,
+                seconds_per_token=self._ready.seconds_per_token,
+                seconds_per_step=self._ready.seconds_per_step,
             )
+        self._age = age
+        self._hasher = ChainHasher(config.block_size, HASH_KEY) if config.enable_prefix_caching else None
+        self._on_end = on_end
+        # what was told, until the router hears of it; and those who have ended, until they count
+        self._news: list[News] = []
+        self._ended: list[tuple[float, int, Record]] = []
+        # nothing is told before this time that is not here; the last question was for steps that begin before that one
+        self._known_until = -math.inf
+        self._asked_until = -math.inf
+        self._least_seconds = _CERTAIN * float(deployment.costs.seconds(StepWork(num_rows=1, num_tokens=1)))
+        # those that may be refused, which takes no step
+        self._doubtful: set[int] = set()
+        num_shards = 1 if forked is None else min(forked[0], num_replicas)
+        makes = [
+            partial(Shard, deployment, range(first, num_replicas, num_shards), may_leap=may_leap)
+            for first in range(num_shards)
+        ]
+        self._shards: list[Shard] | list[ForkedShard]
+        self._shards = (
+            [make() for make in makes] if forked is None else [ForkedShard(make, forked[1]) for make in makes]
+        )
+        self._ask(0.0)
+
+    @property
+    def replicas(self) -> Mapping[int, Replica]:
+        """By number, where they are in this process."""
+        (shard,) = self._shards
+        assert isinstance(shard, Shard)
+        return shard.replicas
+
+    def run(self, requests: Requests) -> None:
+        """All of the trace."""
+        for request, at in requests:
+            self.add(request, at)
+        self.advance()
 
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives; nothing arrives before it any more."""
-        if self._is_alone:
-            # nobody chooses, and steps are made together across those who arrive
-            self.replicas[0].expect(request, at)
-            if self.replicas[0].num_expected >= _AT_ONCE:
-                self.advance(at)
-            return
         self.advance(at)
-        self.place(request, self.choose(request).replica if len(self.replicas) > 1 else 0, at)
+        self.place(request, self.choose(request).replica, at)
 
     def place(self, request: EngineRequest, number: int, at: float) -> None:
         """It goes there, wherever it was said to go before. All before that time has happened."""
-        replica = self.replicas[number]
-        replica.advance(at)
-        replica.add(request, at)
-        self._look(replica)
+        self._shards[number % len(self._shards)].place(request, number, at)
+        if not self._is_sure_to_run(request):
+            self._doubtful.add(request.request_id)
+            self._known_until = min(self._known_until, at)
 
     def choose(self, request: EngineRequest) -> Choice:
         """The replica that is to get it, which counts from now on."""
@@ -109,38 +117,59 @@ class Fleet:
 
     def advance(self, until: float = math.inf) -> None:
         """All that happens before that time."""
-        if self._is_alone:
-            self.replicas[0].advance(until)
-        moments = self._moments
-        while moments and moments[0][0] < until:
-            moment, number = heapq.heappop(moments)
-            if moment != self._moment_of[number]:
-                continue  # it has got a request since
-            replica = self.replicas[number]
-            replica.make_next()
-            self._look(replica)
+        while self._known_until < until:
+            self._hear_answers()
+            self._ask(until)
         news = self._news
-        while news and news[0][0] <= until - self._age:
-            heapq.heappop(news)[-1]()
+        while news and news[0].at < until - self._age:
+            self._tell_router(heapq.heappop(news))
         ended = self._ended
         while ended and ended[0][0] < until:
             self._on_end(heapq.heappop(ended)[-1])
+
+    def works(self) -> list[EngineWork]:
+        """What the devices of each replica did. Nothing comes any more."""
+        return [work for _, work, _ in self._accounts]
+
+    def statistics(self) -> list[dict[str, float]]:
+        """Of each engine its own numbers."""
+        return [numbers for _, _, numbers in self._accounts]
 
     def summary(self) -> dict[str, Any]:
         """What is not said of all its replicas together."""
         return {}
 
-    def _end(self, record: Record) -> None:
-        """In the order of their times, whichever replica was advanced first."""
-        heapq.heappush(self._ended, (record.ended_at, record.number, record))
+    @cached_property
+    def _accounts(self) -> list[Account]:
+        self._hear_answers()
+        accounts = [account for shard in self._shards for account in shard.accounts()]
+        return sorted(accounts, key=lambda account: account[0])
 
-    def _look(self, replica: Replica) -> None:
-        if self._is_alone:
-            return
-        moment = replica.next_moment()
-        self._moment_of[replica.number] = moment
-        if moment < math.inf:
-            heapq.heappush(self._moments, (moment, replica.number))
+    # ------------------------------------------------------------------------------------------ what is told when
+
+    def _ask(self, until: float) -> None:
+        """All who come before that time have been placed."""
+        for shard in self._shards:
+            shard.ask(until)
+        self._asked_until = until
+
+    def _hear_answers(self) -> None:
+        """To the last question."""
+        for shard in self._shards:
+            news, ended = shard.answer()
+            for told in news:
+                assert told.at >= self._known_until, "a step was shorter than the least one"
+                heapq.heappush(self._news, told)
+                self._doubtful.difference_update(told.ended)
+            for record in ended:
+                heapq.heappush(self._ended, (record.ended_at, record.number, record))
+        self._known_until = self._asked_until if self._doubtful else self._asked_until + self._least_seconds
+
+    def _is_sure_to_run(self, request: EngineRequest) -> bool:
+        """Plain, and so short that no limit is near."""
+        length = len(request.prompt_token_ids) + (request.sampling.max_tokens or 0)
+        limit = min(self._ready.max_model_len, self._ready.num_blocks * self._ready.block_size // 2)
+        return length * request.sampling.n < limit
 
     def _names_of(self, request: EngineRequest) -> Sequence[int]:
         if self._hasher is None:
@@ -149,22 +178,14 @@ class Fleet:
         root = self._hasher.root(user_key(request))
         return list(map(as_it_is, self._hasher.chain(root, request.prompt_token_ids)))
 
-    # ------------------------------------------------------------------------------------------ what the router hears
-
-    def _teller(self, number: int) -> Tell:
-        def tell(at: float, first_tokens: list[int], ended: list[int], changes: list[CacheChanged]) -> None:
-            def hear() -> None:
-                for request_id in first_tokens:
-                    self.router.first_token(request_id)
-                for request_id in ended:
-                    self.router.end(request_id)
-                for change in changes:
-                    if change.is_cleared:
-                        self.router.cleared(number)
-                    self.router.removed(number, change.removed)
-                    self.router.stored(number, change.stored)
-
-            self._num_news += 1
-            heapq.heappush(self._news, (at, number, self._num_news, hear))
-
-        return tell
+    def _tell_router(self, told: News) -> None:
+        router = self.router
+        for request_id in told.first_tokens:
+            router.first_token(request_id)
+        for request_id in told.ended:
+            router.end(request_id)
+        for change in told.changes:
+            if change.is_cleared:
+                router.cleared(told.replica)
+            router.removed(told.replica, change.removed)
+            router.stored(told.replica, change.stored)

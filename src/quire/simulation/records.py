@@ -59,3 +59,9 @@ class EngineWork:
     # blocks that were held, by second
     block_seconds: float = 0.0
     gaps: Gaps = field(default_factory=Gaps)
+
+    def add(self, later: EngineWork) -> None:
+        """What it did behind that."""
+        for name in ("busy_seconds", "num_steps", "num_tokens", "rows_by_step", "row_seconds", "block_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.gaps.merge(later.gaps)

@@ -134,26 +134,37 @@ class Replica:
         self.core.abort(AbortRequests(request_ids=[request_id]))
         self._forget()
 
-    def advance(self, until: float = math.inf) -> None:
-        """Makes the steps that begin before that time; those arrive that are expected before it."""
+    def advance(self, until: float = math.inf) -> int | None:
+        """Makes the steps that begin before that time; those arrive that are expected before it. Not so whoever would
+        find an engine with nothing to do, for whom it stops: which request that is."""
         expected = self._expected
         while True:
             next_at = min(expected[0][0], until) if expected else until
             if self.core.has_work and self.clock.now() < next_at:
                 self.make_next(until)
             elif expected and next_at < until:
-                at, request = expected.popleft()
-                self.add(request, at)
+                if not self._open and self.clock.now() < next_at:
+                    return expected[0][1].request_id
+                self.arrive()
             else:
-                return
+                return None
+
+    def arrive(self) -> None:
+        """Whoever is expected first."""
+        at, request = self._expected.popleft()
+        self.add(request, at)
+
+    def take_work(self) -> EngineWork:
+        """What was done since the last call."""
+        work, self.work = self.work, EngineWork()
+        return work
 
     def next_moment(self) -> float:
-        """Whoever looks at it before this time, and is told of ends, finds it as it is now, but for tokens that come
-        one by one."""
+        """No step begins before that of which somebody is told, unless somebody comes."""
         if not self.core.has_work:
             return math.inf
         ahead = self._foresee()
-        return self.clock.now() if ahead is None else float(ahead.times[-1])
+        return self.clock.now() if ahead is None else float(ahead.times[-2])
 
     def make_next(self, until: float = math.inf) -> None:
         """A step, or as many as can be foreseen and begin before that time."""

@@ -1,4 +1,4 @@
-"""A trace through one engine or several: the loop of a simulation.
+"""A trace through one engine or several.
 
 Arrivals come one by one, so that memory does not grow with the trace; engines are advanced to each of them.
 """
@@ -6,21 +6,23 @@ Arrivals come one by one, so that memory does not grow with the trace; engines a
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from quire.simulation.arrivals import Arrival, request_of
+from quire.simulation.alone import Alone
+from quire.simulation.arrivals import Arrival, Progress, Requests
 from quire.simulation.deployment import Deployment
 from quire.simulation.fleet import Fleet
+from quire.simulation.forks import CAN_FORK
 from quire.simulation.records import Record
 from quire.simulation.slo import Slo
 from quire.simulation.split_fleet import Split, SplitFleet
 from quire.simulation.summary import Tally, summary_of
 
-# told how many requests have arrived, and at which time
-Progress = Callable[[int, float], None]
+# requests of a process
+_FEWEST = 256
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def simulate(
     deployment: Deployment,
     arrivals: Iterable[Arrival],
     *,
+    num_requests: int | None = None,
     slo: Slo | None = None,
     seed: int = 0,
     on_record: Callable[[Record], None] | None = None,
@@ -44,9 +47,12 @@ def simulate(
     age: float = 0.0,
     may_leap: bool = True,
     split: Split | None = None,
+    processes: int = 1,
 ) -> Outcome:
-    """Until everything that arrived has ended. `on_record`: gets each request when it has ended. `router`: how one of
-    several replicas is chosen, by what was true `age` seconds ago. `split`: replicas of two kinds, and none besides."""
+    """Until everything that arrived has ended. `num_requests`: of the arrivals, where that is known. `on_record`: gets
+    each request when it has ended. `router`: how one of several replicas is chosen, by what was true `age` seconds
+    ago. `split`: replicas of two kinds, and none besides. `processes`: so many share the work where it can be divided,
+    which changes nothing but the time it takes."""
     tally = Tally(slo)
 
     def end(record: Record) -> None:
@@ -54,19 +60,24 @@ def simulate(
         if on_record is not None:
             on_record(record)
 
-    how: dict[str, Any] = {"policy": router, "age": age, "may_leap": may_leap}
-    fleet: Fleet | SplitFleet
-    fleet = Fleet(deployment, num_replicas, end, **how) if split is None else SplitFleet(deployment, split, end, **how)
-    vocab_size = deployment.config.facts.vocab_size
+    if num_requests is None:
+        num_requests = len(arrivals) if isinstance(arrivals, Sized) else 0
+    requests = Requests(
+        arrivals, deployment.config.facts.vocab_size, num_requests=num_requests, seed=seed, progress=progress
+    )
+    # fewer are not worth one of them
+    processes = min(processes, max(1, num_requests // _FEWEST)) if CAN_FORK else 1
+    fleet: Alone | Fleet | SplitFleet
     with _seldom_collected():
-        for number, arrival in enumerate(arrivals):
-            fleet.add(request_of(arrival, number, vocab_size, seed=seed), arrival.at)
-            if progress is not None:
-                progress(number + 1, arrival.at)
-        fleet.advance()
-    works = [replica.work for replica in fleet.replicas]
-    statistics = [replica.statistics() for replica in fleet.replicas]
-    summary = summary_of(tally, works, statistics, deployment.num_devices)
+        if split is not None:
+            fleet = SplitFleet(deployment, split, end, policy=router, age=age, may_leap=may_leap)
+        elif num_replicas > 1:
+            forked = (processes, requests) if processes > 1 else None
+            fleet = Fleet(deployment, num_replicas, end, policy=router, age=age, may_leap=may_leap, forked=forked)
+        else:
+            fleet = Alone(deployment, end, may_leap=may_leap, processes=processes)
+        fleet.run(requests)
+    summary = summary_of(tally, fleet.works(), fleet.statistics(), deployment.num_devices)
     return Outcome(tally, {**summary, **fleet.summary()})
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,10 @@ from quire.errors import OptionError
 from quire.kv_connectors.connector import CacheLayout, Found, Tokens
 from quire.messages import EngineRequest, KVTransfer
 from quire.routing import Choice
+from quire.simulation.arrivals import Requests
 from quire.simulation.deployment import Deployment
 from quire.simulation.fleet import Fleet
-from quire.simulation.records import Record
-from quire.simulation.replica import Replica
+from quire.simulation.records import EngineWork, Record
 
 # before the first byte of a prompt is on its way, and behind the last
 _SECONDS_PER_MOVE = 1e-3
@@ -98,8 +98,8 @@ class SplitFleet:
         own = deployment.device.link_bytes_per_second
         self._seconds_per_block = deployment.move_seconds_per_block * own / (split.link_bytes_per_second or own)
         behind = replace(deployment, make_half=lambda _, layout: AllIsThere(layout))
-        self._prefill = Fleet(deployment, split.num_prefill, self._computed, is_told=True, **how)
-        self._decode = Fleet(behind, split.num_decode, self._ended, is_told=True, **how)
+        self._prefill = Fleet(deployment, split.num_prefill, self._computed, **how)
+        self._decode = Fleet(behind, split.num_decode, self._ended, **how)
         self._on_end = on_end
         self._block_size = deployment.config.block_size
         self._begun: dict[int, _Begun] = {}
@@ -111,9 +111,17 @@ class SplitFleet:
         self._num_moved = 0
         self._num_blocks = 0
 
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        return [*self._prefill.replicas, *self._decode.replicas]
+    def run(self, requests: Requests) -> None:
+        """All of the trace."""
+        for request, at in requests:
+            self.add(request, at)
+        self.advance()
+
+    def works(self) -> list[EngineWork]:
+        return [*self._prefill.works(), *self._decode.works()]
+
+    def statistics(self) -> list[dict[str, float]]:
+        return [*self._prefill.statistics(), *self._decode.statistics()]
 
     def add(self, request: EngineRequest, at: float) -> None:
         """It arrives; nothing arrives before it any more."""

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from quire.config.device_sheets import DEVICE_SHEETS, DeviceSheet, device_sheet
+from quire.config.processors import processors
 from quire.engine_core.executor.modelled import DraftQuality
 from quire.errors import CapacityError, OptionError
 from quire.interfaces.cli.bench_flags import number, whole_number
@@ -21,13 +22,13 @@ from quire.interfaces.cli.bench_limits import measure_limits
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
 from quire.routing import POLICIES
 from quire.routing.router import MOST_REPLICAS
-from quire.simulation.arrivals import Arrival
+from quire.simulation.arrivals import Arrival, Progress
 from quire.simulation.costs.aiconfigurator import AiConfiguratorCosts
 from quire.simulation.costs.roofline import MEASURED
 from quire.simulation.deployment import Deployment, Price, deploy, deploy_measured
 from quire.simulation.measured import MeasuredSteps
 from quire.simulation.report import page_of
-from quire.simulation.run import Progress, simulate
+from quire.simulation.run import simulate
 from quire.simulation.shapes import shape_names
 from quire.simulation.slo import Slo
 from quire.simulation.split_fleet import Split
@@ -75,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
     group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
+    group.add_argument(
+        "--processes", metavar="N",
+        help="share the work among so many processes, which changes no number (default: one a processor core)",
+    )  # fmt: skip
     group.add_argument("--report", metavar="FILE", help="write a page with plots there (HTML)")
     group.add_argument("--json", metavar="FILE", help="write all numbers there; - prints them and no table")
     add_engine_flags(parser, leave_out=_NOT_HERE)
@@ -96,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = simulate(
         deployment,
         load.arrivals,
+        num_requests=load.num_requests,
         slo=slo,
         seed=seed,
         progress=progress,
@@ -103,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         split=split,
         router=arguments.router,
         age=0.0 if arguments.router_age == "0" else number("--router-age", arguments.router_age),
+        processes=_processes(arguments),
     )
     if not outcome.tally.num_completed:
         reason = next(iter(outcome.tally.errors), "there was none")
@@ -123,6 +130,12 @@ def run(arguments: argparse.Namespace) -> int:
         _write("--report", arguments.report, page_of(document, outcome.tally))
     _print(document, arguments.json)
     return 0
+
+
+def _processes(arguments: argparse.Namespace) -> int:
+    if arguments.processes is not None:
+        return whole_number("--processes", arguments.processes, 1)
+    return processors().num_threads
 
 
 def _split(arguments: argparse.Namespace) -> Split | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from quire.simulation.arrivals import Arrival
 from quire.simulation.traces.table import ReadTrace, TraceError, in_order, whole_number
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_LENGTH_OF_TIME = len("2023-11-16 18:15:46")
 
 
 def read(path: Path) -> ReadTrace:
@@ -45,4 +46,6 @@ def _seconds(place: str, text: str) -> float:
 @lru_cache(maxsize=16)
 def _whole_seconds(text: str) -> float:
     """Requests come in order, and several in a second."""
-    return datetime.strptime(f"{text}+0000", "%Y-%m-%d %H:%M:%S%z").timestamp()
+    if len(text) != _LENGTH_OF_TIME or text[10] != " ":
+        raise ValueError(text)  # the system knows more forms
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()

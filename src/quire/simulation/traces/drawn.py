@@ -56,10 +56,7 @@ def at_rate(trace: ReadTrace, rate: float, num_requests: int | None, seed: int) 
     for number in range(num_requests if num_requests is not None else len(trace.table)):
         one = trace.table[number % len(trace.table)]
         at += float(rng.exponential(1 / rate)) if number else 0.0
-        yield Arrival(
-            at, one.num_prompt_tokens, one.num_output_tokens, one.pieces, one.num_sequences, one.is_beam_search,
-            one.priority,
-        )  # fmt: skip
+        yield one.moved_to(at)
 
 
 def _lengths(name: str, rng: np.random.Generator) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.errors import UserError
 from quire.simulation.arrivals import Arrival
@@ -36,7 +36,7 @@ def in_order(name: str, table: list[Arrival], *, has_contents: bool = False) -> 
         raise TraceError(f"{name}: there is no request in it.")
     table.sort(key=lambda one: one.at)
     start = table[0].at
-    shifted = tuple(replace(one, at=one.at - start) for one in table) if start else tuple(table)
+    shifted = tuple(one.moved_to(one.at - start) for one in table) if start else tuple(table)
     return ReadTrace(name, shifted, has_contents)
 
 
