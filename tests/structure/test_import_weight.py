@@ -54,6 +54,10 @@ def test_the_version_needs_no_server_either():
     assert imported_by("import quire; quire.__version__", ("numpy", "fastapi", "uvicorn", "pydantic")) == []
 
 
+def test_keys_are_checked_and_the_engine_starts_before_fastapi_is_imported():
+    assert imported_by("import quire.interfaces.gateway.run", ("fastapi", "starlette", "pydantic")) == []
+
+
 def test_a_server_imports_no_database_before_something_is_stored():
     assert imported_by("import quire.interfaces.server.app", ("fastapi", "sqlalchemy")) == ["fastapi"]
 

@@ -11,11 +11,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
-from fastapi import Response
 
 from quire.errors import EngineDeadError, EngineError, RequestError, UserError
+
+if TYPE_CHECKING:
+    from fastapi import Response
 
 logger = logging.getLogger("quire.server")
 
@@ -98,6 +101,9 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """For a client of this path, in the form that it reads."""
+        # Here: keys are checked with these errors before FastAPI is loaded, beside which the engine's process loads.
+        from fastapi import Response
+
         dialect = dialect_of(path)
         body = self.body() if dialect is None else dialect.error_body(self.status, self.message)
         return Response(body, self.status, self.headers, media_type="application/json")
