@@ -78,6 +78,7 @@ class PackedStore:
                 module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         # The system calls such memory available, as it could read it again at any time.
         model.num_mapped_bytes = self.file.stat().st_size
+        model.costs_file = self.file.with_suffix(".costs")
         _logger.info("packed weights come from %s", self.file)
         return True
 
@@ -127,11 +128,17 @@ class PackedStore:
             total += file.stat().st_size
             if total > self.max_bytes and file != self.file:
                 file.unlink(missing_ok=True)
+                file.with_suffix(".costs").unlink(missing_ok=True)
 
 
 def num_mapped_bytes(model: nn.Module) -> int:
     """Of the model's weights, what lies in a file."""
     return int(getattr(model, "num_mapped_bytes", 0))
+
+
+def costs_file(model: nn.Module) -> Path | None:
+    """Where it is kept what steps of the model take; None: nowhere, because its packed weights are in no file."""
+    return getattr(model, "costs_file", None)
 
 
 def wait_until_kept(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from quire.worker.adapter_slots import AdapterMember, Adapters, attach
 from quire.worker.attention import Attention, attention_layers, encoding_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import (
+    StepCost,
     bytes_of_state_copies,
     bytes_of_step_graphs,
     capacity,
@@ -54,6 +56,7 @@ from quire.worker.encoder_rows import EncoderRows
 from quire.worker.host_memory import host_memory
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import BatchBuilder
+from quire.worker.kept_costs import kept_cost
 from quire.worker.kernels import triton
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
@@ -64,7 +67,7 @@ from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.models.causal_lm import has_sources
 from quire.worker.models.stages import hands_on_inner_states
-from quire.worker.packed_store import num_mapped_bytes, wait_until_kept
+from quire.worker.packed_store import costs_file, num_mapped_bytes, wait_until_kept
 from quire.worker.patience import Patience
 from quire.worker.pipeline import StageAnswer, StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
@@ -160,10 +163,7 @@ class Worker:
     def measure_capacity(self, num_sharing: int = 1) -> WorkerCapacity:
         """`num_sharing`: workers of this engine on this machine."""
         model = self._loaded_model()
-        step = with_draft(
-            measure_largest_step(model, self._platform, self._config, self._ranks.agree),
-            self._proposer.largest_step(self._platform, self._config),
-        )
+        step = with_draft(self._largest_step(model), self._proposer.largest_step(self._platform, self._config))
         if _takes_images(model) and self._ranks.stages.is_first:
             step = with_encoder(step, model, self._platform, self._config)
         if has_sources(model):
@@ -185,6 +185,12 @@ class Worker:
         self._seconds_per_token = found.seconds_per_token
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
+
+    def _largest_step(self, model: nn.Module) -> StepCost:
+        measure = partial(measure_largest_step, model, self._platform, self._config, self._ranks.agree)
+        # ranks measure together, or none of them does
+        file = costs_file(model) if self._ranks.size == 1 else None
+        return measure() if file is None else kept_cost(file, self._config, measure)
 
     def initialize_cache(
         self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0

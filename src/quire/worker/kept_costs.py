@@ -1,0 +1,82 @@
+"""What the largest step of a model takes, kept beside its packed weights for later starts with the same options.
+
+    <cache folder>/packed/<digest>.costs      JSON: digest of options, processor and kernels -> Kept
+
+Memory is the same at every start. Times are those of the quicker of the first starts: other work on the machine makes
+any of them longer, and nothing that is computed depends on them. Called by `Worker`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from quire.config import WorkerConfig
+from quire.worker.capacity import StepCost
+from quire.worker.kernels import cpu
+from quire.worker.kernels.cpu.tuning import processor
+
+_logger = logging.getLogger(__name__)
+# that measure
+NUM_STARTS = 2
+# sets of options of one model
+MOST_KEPT = 32
+
+
+class Kept(msgspec.Struct):
+    """What so many starts have measured."""
+
+    num_starts: int
+    cost: StepCost
+
+
+def kept_cost(file: Path, config: WorkerConfig, measure: Callable[[], StepCost]) -> StepCost:
+    """As earlier starts have measured it, or this one."""
+    key = _key(config)
+    kept_by_key = _read(file)
+    kept = kept_by_key.pop(key, None)
+    if kept is not None and kept.num_starts >= NUM_STARTS:
+        return kept.cost
+    cost = measure()
+    if kept is not None:
+        cost = replace(
+            cost,
+            seconds_per_token=min(cost.seconds_per_token, kept.cost.seconds_per_token),
+            seconds_per_step=min(cost.seconds_per_step, kept.cost.seconds_per_step),
+        )
+    latest = list(kept_by_key.items())[-MOST_KEPT + 1 :]
+    _write(file, {**dict(latest), key: Kept(1 if kept is None else kept.num_starts + 1, cost)})
+    return cost
+
+
+def _key(config: WorkerConfig) -> str:
+    """Of all that a cost may depend on beside the weights, whose file has a name for each checkpoint and form."""
+    facts = [processor(), torch.__version__, cpu.statistics(), config]
+    return hashlib.sha256(msgspec.json.encode(facts, enc_hook=str)).hexdigest()[:32]
+
+
+def _read(file: Path) -> dict[str, Kept]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Kept])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        _logger.warning("%s is of no use and will be written anew: %s", file, error)
+        return {}
+
+
+def _write(file: Path, kept_by_key: dict[str, Kept]) -> None:
+    """Whoever looks sees the whole file or none. A start does not fail over what makes the next one faster."""
+    part = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(kept_by_key), indent=1))
+        part.replace(file)
+    except OSError as error:
+        _logger.info("what a step takes is not kept for the next start: %s", error)

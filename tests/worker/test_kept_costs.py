@@ -1,0 +1,98 @@
+"""What a step takes is measured at the first starts with the same options, and then read from a file."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker import packed_store, worker
+from quire.worker.capacity import StepCost
+from quire.worker.kept_costs import MOST_KEPT, NUM_STARTS, kept_cost
+from quire.worker.kernels import cpu
+
+
+class Measured:
+    """A start that measures; each takes as long as the next of these times."""
+
+    def __init__(self, *seconds):
+        self.seconds = list(seconds)
+
+    def __call__(self):
+        seconds = self.seconds.pop(0)
+        return StepCost(1000, "16 tokens", seconds, 100, 10 * seconds)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "model.costs"
+
+
+CONFIG = worker_config("none", max_num_batched_tokens=64)
+
+
+def test_only_the_first_starts_measure_and_the_quickest_counts(file):
+    measured = Measured(0.3, 0.2, 0.1)
+    costs = [kept_cost(file, CONFIG, measured) for _ in range(5)]
+    assert len(measured.seconds) == 3 - NUM_STARTS
+    assert costs[0] == StepCost(1000, "16 tokens", 0.3, 100, 3.0)
+    assert costs[1:] == [StepCost(1000, "16 tokens", 0.2, 100, 2.0)] * 4
+
+
+def test_a_slower_second_start_does_not_count(file):
+    measured = Measured(0.2, 0.3)
+    costs = [kept_cost(file, CONFIG, measured) for _ in range(3)]
+    assert costs == [StepCost(1000, "16 tokens", 0.2, 100, 2.0)] * 3
+
+
+def test_other_options_are_measured_for_themselves(file):
+    for number in range(MOST_KEPT + 1):
+        config = dataclasses.replace(CONFIG, max_num_batched_tokens=64 + number)
+        assert kept_cost(file, config, Measured(0.1 + number)).seconds_per_token == 0.1 + number
+        assert kept_cost(file, config, Measured(50.0)).seconds_per_token == 0.1 + number
+    # the last ones are still there, and the first one is not
+    assert kept_cost(file, config, Measured()).seconds_per_token == 0.1 + MOST_KEPT
+    assert kept_cost(file, CONFIG, Measured(0.7)).seconds_per_token == 0.7
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"x": {"num_starts": 9}}', b"\xff"])
+def test_a_damaged_file_is_written_anew(file, content, caplog):
+    file.write_bytes(content)
+    assert [kept_cost(file, CONFIG, Measured(0.1)).seconds_per_token for _ in range(2)] == [0.1, 0.1]
+    assert kept_cost(file, CONFIG, Measured()).seconds_per_token == 0.1
+    [line] = caplog.messages
+    assert line.startswith(f"{file} is of no use")
+
+
+def test_a_folder_that_is_gone_costs_the_next_start_a_measurement_and_nothing_else(tmp_path):
+    file = tmp_path / "gone" / "model.costs"
+    assert [kept_cost(file, CONFIG, Measured(0.1)).num_bytes for _ in range(3)] == [1000] * 3
+
+
+@pytest.mark.skipif(not cpu.load(), reason="weights are packed by C++ kernels")
+def test_a_worker_measures_until_its_packed_weights_have_costs(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_store, "_SMALLEST", 1)
+    measure = worker.measure_largest_step
+    num_measured = 0
+
+    def counted(*arguments):
+        nonlocal num_measured
+        num_measured += 1
+        return measure(*arguments)
+
+    monkeypatch.setattr(worker, "measure_largest_step", counted)
+    path = make_checkpoint(tmp_path / "model", "qwen3_tied")
+    capacities = []
+    for _ in range(1 + NUM_STARTS + 2):
+        started = worker.Worker(worker_config(path, attention_backend="cpu", packed_weights_cache=1 << 30))
+        started.load()
+        for thread in threading.enumerate():
+            if thread.name == "quire-keep-packed":
+                thread.join()
+        capacities.append(started.measure_capacity())
+        started.shutdown()
+    # the first one has packed
+    assert num_measured == 1 + NUM_STARTS
+    assert len({capacity.step_bytes for capacity in capacities}) == 1
