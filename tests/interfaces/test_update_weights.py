@@ -83,6 +83,26 @@ def test_the_engine_becomes_the_other_model_and_back_again(tmp_path: Path, name:
         assert answers(llm) == before
 
 
+def test_a_head_that_config_json_calls_tied(tmp_path: Path):
+    """Where the checkpoint has another head, it is a weight of its own; where it has none, two are refused."""
+    first, second = two(tmp_path, "llama_tied")
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    tensors = [load_file(path / "model.safetensors") for path in (first, second)]
+    untied = [{**weights, head: weights[embedding] + 0.25} for weights in tensors]
+    with opened(first) as llm:
+        with pytest.raises(RequestError, match=f"{embedding}: differs from {head}, and the model has one weight"):
+            llm.update_weights(untied[1])
+        llm.update_weights({embedding: tensors[1][embedding], head: tensors[1][embedding].clone()})
+    for path, weights in zip((first, second), untied, strict=True):
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with opened(second) as llm:
+        expected = answers(llm)
+    with opened(first) as llm:
+        before = answers(llm)
+        llm.update_weights(untied[1])
+        assert answers(llm) == expected != before
+
+
 def test_a_part_of_the_weights(tmp_path: Path):
     first, second = two(tmp_path, "llama")
     changed = {name: tensor for name, tensor in load_file(second / "model.safetensors").items() if "layers.1." in name}

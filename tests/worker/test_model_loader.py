@@ -9,6 +9,7 @@ from tests.support.resident_peak import resident_peak
 
 from quire.errors import ModelError, OptionError
 from quire.testing.model_harness import ModelHarness, worker_config
+from quire.testing.source_checkpoints import make_source_checkpoint, make_source_model
 from quire.testing.tiny_checkpoints import make_checkpoint, shape_0_6b_config
 from quire.worker.attention import attention_layers
 from quire.worker.model_loader import load_model
@@ -87,18 +88,84 @@ def test_types_are_converted_while_loading(path):
     assert next(iter(attention_layers(model).values())).spec.bytes_per_element == 2
 
 
-def test_a_tied_head_may_be_stored_as_well_or_instead(tmp_path):
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_tied_head_may_be_stored_as_well_or_instead(quantization, tmp_path):
     path = make_checkpoint(tmp_path, "llama_tied")
     weights = weights_of(path)
-    assert "lm_head.weight" not in weights
-    expected = logits(path)
-    embedding = weights["model.embed_tokens.weight"]
-    # What is stored for a tied head beside the embedding does not count, as in Transformers.
-    write(path, {**weights, "lm_head.weight": torch.zeros_like(embedding)})
-    assert torch.equal(logits(path), expected)
-    del weights["model.embed_tokens.weight"]
-    write(path, {**weights, "lm_head.weight": embedding.clone()})
-    assert torch.equal(logits(path), expected)
+    assert HEAD not in weights
+    expected = logits(path, quantization=quantization)
+    embedding = weights[EMBEDDING]
+    # once more, or what is the same in the model's type
+    for head in (embedding.clone(), embedding.double() * (1 + 1e-12)):
+        write(path, {**weights, HEAD: head})
+        model = load_model(worker_config(path, quantization=quantization))
+        assert model.lm_head.is_tied
+        assert torch.equal(ModelHarness(model).run(0, PROMPT), expected)
+    del weights[EMBEDDING]
+    write(path, {**weights, HEAD: embedding.clone()})
+    assert torch.equal(logits(path, quantization=quantization), expected)
+
+
+def other_head(path):
+    """A head that differs from the embedding in one number."""
+    weights = weights_of(path)
+    head = weights[EMBEDDING].clone()
+    head[200, 3] += 0.5
+    return weights, head
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_head_that_differs_is_used_though_it_is_said_to_be_tied(quantization, is_first, tmp_path, caplog):
+    """As Transformers does it, and to the bit as if config.json told the truth."""
+    from transformers import AutoModelForCausalLM
+
+    path = make_checkpoint(tmp_path, "llama_tied")
+    weights, head = other_head(path)
+    (path / "model.safetensors").unlink()
+    files = [{HEAD: head}, weights] if is_first else [weights, {HEAD: head}]
+    file_by_name = {}
+    for number, tensors in enumerate(files, 1):
+        file = path / f"model-{number:05}-of-00002.safetensors"
+        save_file(tensors, file, metadata={"format": "pt"})
+        file_by_name |= dict.fromkeys(tensors, file.name)
+    index = {"metadata": {}, "weight_map": file_by_name}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with caplog.at_level(logging.WARNING, logger="quire"):
+        found = logits(path, quantization=quantization)
+    assert "tie_word_embeddings=true, but lm_head.weight and model.embed_tokens.weight of the checkpoint" in caplog.text
+    if quantization is None:
+        theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        with torch.no_grad():
+            torch.testing.assert_close(found, theirs(torch.tensor([PROMPT])).logits[0], atol=1e-4, rtol=1e-4)
+    set_config(path, tie_word_embeddings=False)
+    assert torch.equal(found, logits(path, quantization=quantization))
+
+
+def test_a_tied_head_of_another_shape_or_broken_is_named(tmp_path):
+    path = make_checkpoint(tmp_path, "llama_tied")
+    weights, head = other_head(path)
+    write(path, {**weights, HEAD: head[:-1].contiguous()})
+    with pytest.raises(ModelError, match=r"lm_head\.weight: \[\d+, 64\] in the checkpoint"):
+        load_model(worker_config(path))
+    write(path, {**weights, HEAD: head.fill_(float("nan"))})
+    with pytest.raises(ModelError, match=r"lm_head\.weight: holds infinities or NaN"):
+        load_model(worker_config(path))
+
+
+def test_t5_as_transformers_saves_it(tmp_path):
+    """It says of every T5 that its head is tied, and stores one that is not."""
+    published = load_model(worker_config(make_source_checkpoint(tmp_path / "published", "t5 v1.1"), max_model_len=64))
+    make_source_model("t5 v1.1").save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"] is True
+    saved = load_model(worker_config(tmp_path / "saved", max_model_len=64))
+    assert not saved.lm_head.is_tied
+    assert saved.model.scale == published.model.scale == 1.0
+    hidden = torch.randn(3, 64)
+    assert torch.equal(saved.compute_logits(hidden), published.compute_logits(hidden))
 
 
 def test_what_is_no_weight_is_passed_over(path):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -69,6 +70,26 @@ def test_the_second_start_maps_what_the_first_one_packed(name, quantization, tmp
     second = load(path, dtype="bfloat16", quantization=quantization)
     assert is_mapped(second, folder)
     assert torch.equal(logits(first), logits(second))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_head_that_is_no_embedding_comes_back_as_one(quantization, checkpoint, folder):
+    """Though config.json says that it is tied."""
+    weights = load_file(checkpoint / "model.safetensors")
+    head = weights["model.embed_tokens.weight"] + 0.25
+    save_file({**weights, "lm_head.weight": head}, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    first = load(checkpoint, quantization=quantization)
+    files_in(folder, 1)
+    second = load(checkpoint, quantization=quantization)
+    assert is_mapped(second, folder)
+    assert [model.lm_head.is_tied for model in (first, second)] == [False, False]
+    assert torch.equal(logits(first), logits(second))
+
+
+def test_a_tied_head_stays_tied(checkpoint, folder):
+    load(checkpoint)
+    files_in(folder, 1)
+    assert load(checkpoint).lm_head.is_tied
 
 
 def test_each_form_has_a_file_of_its_own(checkpoint, folder):

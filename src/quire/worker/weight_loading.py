@@ -8,8 +8,10 @@ So the most memory that loading takes is what is packed so far, and one layer. C
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +28,7 @@ from quire.worker.layers.parameter import (
     Part,
     ShapeMismatchError,
     dequantize_waiting,
+    parameter_like,
     parts_of,
     pick_piece,
     put,
@@ -35,9 +38,12 @@ from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, 
 from quire.worker.layers.stored_weight import read
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 
+_logger = logging.getLogger(__name__)
 # Below this a progress bar is only noise.
 _PROGRESS_BYTES = 500 * 10**6
 BACKBONE = "model"
+# of two weights that may be equal, at a time
+_COMPARED_ROWS = 4096
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -150,7 +156,10 @@ class _Filling:
         self._parameters = {name: parameters[name] for name in set(self._holders.first_name.values())}
         self._waiting: dict[str, set[Part]] = {name: set(self._parts[name]) for name in self._parameters}
         self._absent = absent_modules(model)
-        self._stand_ins: list[tuple[str, Placement, str]] = []
+        names = [name for name, first in self._holders.first_name.items() if name != first]
+        self._first_of_tied = {name: self._holders.first_name[name] for name in names}
+        # What is tied is not read before everything has been seen: the checkpoint may hold two weights.
+        self._tied: dict[str, tuple[Placement, str]] = {}
         self._unexpected: list[str] = []
 
     def is_absent(self, name: str) -> bool:
@@ -170,18 +179,59 @@ class _Filling:
         if placement.part not in self._parts.get(placement.name, ()):
             self._unexpected.append(source)
             return
-        first = self._holders.first_name[placement.name]
-        if first != placement.name:
-            # A tied head that the checkpoint holds as well says nothing new; alone, it stands for the embedding.
-            self._stand_ins.append((first, placement, source))
-        elif first in self._parameters:
-            self._load(first, placement, source)
+        if placement.name in self._first_of_tied or placement.name in self._first_of_tied.values():
+            self._tied.setdefault(placement.name, (placement, source))
+        elif placement.name in self._parameters:
+            self._load(placement.name, placement, source)
 
     def finish(self) -> None:
-        for first, placement, source in self._stand_ins:
-            if placement.part in self._waiting.get(first, ()):
-                self._load(first, placement, source)
+        for head, embedding in self._first_of_tied.items():
+            self._settle(head, embedding)
+        for name, (placement, source) in self._tied.items():
+            self._load(name, placement, source)
         _check_complete({(name, part) for name, parts in self._waiting.items() for part in parts}, self._unexpected)
+
+    def _settle(self, head: str, embedding: str) -> None:
+        """A tied head that the checkpoint holds alone stands for the embedding. Beside it, it is the same once more,
+        or config.json is wrong and there are two: in either case as in Transformers."""
+        if head not in self._tied:
+            return
+        placement, source = self._tied.pop(head)
+        if embedding not in self._tied:
+            self._tied[embedding] = (placement._replace(name=embedding), source)
+            return
+        other, other_source = self._tied[embedding]
+        if self._is_equal(placement, other, source):
+            return
+        _logger.warning(
+            "config.json says tie_word_embeddings=true, but %s and %s of the checkpoint differ: both are used. Correct "
+            "config.json, so that nobody takes one for the other.",
+            source,
+            other_source,
+        )
+        path, _, leaf = head.rpartition(".")
+        own = parameter_like(self._parameters[embedding])
+        setattr(self._model.get_submodule(path), leaf, own)
+        self._holders = Holders(self._model)
+        self._parameters[head] = own
+        self._waiting[head] = set(self._parts[head])
+        self._tied[head] = (placement, source)
+
+    def _is_equal(self, head: Placement, embedding: Placement, source: str) -> bool:
+        """In numbers of the model's type, and in what this rank keeps: nothing else comes from here. A scheme treats an
+        embedding in another way than a head, so that all ranks must see the same then."""
+        parameter = self._parameters[embedding.name]
+        with _misfits_named(source):
+            pieces: list[Any] = [pick_piece(parameter, placement.weight)[1] for placement in (head, embedding)]
+        if self._scheme is not None:
+            pieces = [head.weight, embedding.weight]
+        num_rows = pieces[0].shape[0]
+        for start in range(0, num_rows, _COMPARED_ROWS):
+            length = min(_COMPARED_ROWS, num_rows - start)
+            first, second = (_as_floats(read(piece.narrow(0, start, length)), parameter.dtype) for piece in pieces)
+            if not torch.equal(first, second):
+                return False
+        return True
 
     def _load(self, name: str, placement: Placement, source: str) -> None:
         parameter = self._parameters[name]
@@ -191,14 +241,8 @@ class _Filling:
                 f"{source}: is stored as {str(weight.dtype).removeprefix('torch.')}, so it is quantised, but its scale "
                 "is missing, or config.json does not say how (quantization_config). Download the checkpoint again."
             )
-        try:
+        with _misfits_named(source):
             place, piece = self._piece_of(name, placement, source)
-        except ShapeMismatchError as error:
-            raise ModelError(
-                f"{source}: {error}. config.json and the weights do not belong together; download the checkpoint again."
-            ) from None
-        except GroupBorderError as error:
-            raise ModelError(f"{source}: {error}. Choose another number of workers.") from None
         if isinstance(piece, QuantizedWeight):
             piece = piece.to(parameter.device)
             if not multiplies_codes(parameter.device):
@@ -216,6 +260,22 @@ class _Filling:
         piece = read(stored)
         check_finite(source, piece)
         return quantized_piece(self._scheme, self._holders.role(name), parameter, placement, place, piece, source)
+
+
+@contextmanager
+def _misfits_named(source: str) -> Iterator[None]:
+    try:
+        yield
+    except ShapeMismatchError as error:
+        raise ModelError(
+            f"{source}: {error}. config.json and the weights do not belong together; download the checkpoint again."
+        ) from None
+    except GroupBorderError as error:
+        raise ModelError(f"{source}: {error}. Choose another number of workers.") from None
+
+
+def _as_floats(weight: Tensor | QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    return weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight.to(dtype)
 
 
 def quantized_piece(

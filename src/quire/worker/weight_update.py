@@ -22,7 +22,8 @@ from quire.errors import ModelError
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.compilation.recorded import RecordedForward
 from quire.worker.kernels.reference.packed_format import PackedHeader, read_header
-from quire.worker.layers.parameter import Part, ShapeMismatchError, parts_of, pick_piece, put
+from quire.worker.layers.embedding import LMHead
+from quire.worker.layers.parameter import Part, ShapeMismatchError, parameter_like, parts_of, pick_piece, put
 from quire.worker.layers.quantization import Scheme
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 from quire.worker.weight_loading import (
@@ -33,6 +34,8 @@ from quire.worker.weight_loading import (
     check_finite,
     quantized_piece,
 )
+
+_HOST = torch.device("cpu")
 
 
 class WeightUpdate:
@@ -45,6 +48,7 @@ class WeightUpdate:
         self._model = model
         self._plan = plan
         self._scheme = scheme
+        _untie_as(model, plan)
         self._map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
         self._parameters = dict(plan.named_parameters(remove_duplicate=False))
         self._holders = Holders(plan)
@@ -67,6 +71,10 @@ class WeightUpdate:
         """ModelError for the first thing that is wrong with what this rank keeps of it."""
         path = self._path
         waiting: dict[str, set[Part]] = {}
+        first_names = self._holders.first_name
+        tied = {first for name, first in first_names.items() if name != first}
+        # of what a head shares with the embedding, where it stood first
+        seen: dict[str, tuple[str, Any]] = {}
         num_tensors = 0
         for source, weight in CheckpointFiles.at(path).tensors():
             num_tensors += 1
@@ -75,6 +83,13 @@ class WeightUpdate:
                 raise ModelError(f"{source}: {weight.dtype}: must be float32, bfloat16 or float16.")
             for name, placement in self._placements(source, weight):
                 parameter = self._parameters[name]
+                if (first := first_names[name]) in tied:
+                    other, numbers = seen.setdefault(first, (source, placement.weight))
+                    if other != source and not torch.equal(numbers, placement.weight):
+                        raise ModelError(
+                            f"{source}: differs from {other}, and the model has one weight for both. Send one of them, "
+                            "or start the engine with the new weights."
+                        )
                 codes = self._codes_of(name)
                 if codes is not None and self._scheme is None:
                     raise ModelError(
@@ -108,7 +123,7 @@ class WeightUpdate:
         for source, weight in CheckpointFiles.at(self._path).tensors():
             for name, placement in self._placements(source, weight):
                 if name not in filled:
-                    filled[name] = _memory_for(self._parameters[name]), set(parts_of(self._parameters[name]))
+                    filled[name] = parameter_like(self._parameters[name], _HOST), set(parts_of(self._parameters[name]))
                 parameter, waiting = filled[name]
                 role = self._holders.role(self._holders.first_name[name])
                 place, piece = pick_piece(parameter, placement.weight, placement.part)
@@ -181,8 +196,8 @@ def _stamp_of(path: Path) -> list[tuple[str, int, int, int]]:
     return [(name, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in status]
 
 
-def _memory_for(planned: Tensor) -> nn.Parameter:
-    parameter = nn.Parameter(torch.empty_like(planned, device="cpu"), requires_grad=False)
-    parameter.quire_pick = getattr(planned, "quire_pick", None)
-    parameter.quire_parts = parts_of(planned)
-    return parameter
+def _untie_as(model: nn.Module, plan: nn.Module) -> None:
+    """What config.json does not say: whether the checkpoint held a head that is not the embedding."""
+    for path, head in plan.named_modules():
+        if isinstance(head, LMHead) and head.is_tied and not model.get_submodule(path).is_tied:
+            head.weight = parameter_like(head.weight)

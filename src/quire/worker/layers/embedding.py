@@ -88,18 +88,32 @@ class LMHead(nn.Module):
         self.register_buffer("packed", None, persistent=False)
         self._tied_to = (tied_to,)  # in a tuple, because it is no part of this module
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether its numbers are the embedding's, which the checkpoint decides in the end: see `weight_loading`."""
+        (embedding,) = self._tied_to
+        if embedding is None:
+            return False
+        return self.weight is embedding.weight or _start_of(self) == _start_of(embedding) != 0
+
     def pack_weights(self) -> None:
         """After loading, once."""
+        (embedding,) = self._tied_to
+        is_tied = self.is_tied
         if self.packed is None and (packed := pack(self.weight)) is not None:
             self.packed = packed
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
-            (embedding,) = self._tied_to
-            if embedding is not None:
+            if embedding is not None and is_tied:
                 embedding.replace_by(packed)
 
     def forward(self, hidden_NE: Tensor) -> Tensor:
         own = multiply(hidden_NE, self.weight, self.packed, self.bias, self._num_own)
         return self.group.all_gather(own, self.vocab_size)
+
+
+def _start_of(module: Embedding | LMHead) -> int:
+    numbers: Tensor = module.weight if module.packed is None else module.packed
+    return numbers.data_ptr()
 
 
 def _rows_of(group: TensorParallelGroup, num_rows: int) -> PickShard:

@@ -40,6 +40,14 @@ def make_parameter(
     return parameter
 
 
+def parameter_like(parameter: Tensor, device: torch.device | None = None) -> nn.Parameter:
+    """Another one, uninitialised, that loads the same pieces."""
+    other = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
+    other.quire_pick = getattr(parameter, "quire_pick", None)
+    other.quire_parts = parts_of(parameter)
+    return other
+
+
 def parts_of(parameter: Tensor) -> tuple[Part, ...]:
     """The pieces that must be loaded before a parameter is whole."""
     return getattr(parameter, "quire_parts", (None,))
