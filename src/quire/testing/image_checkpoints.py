@@ -165,9 +165,12 @@ for _name in _GEMMA4_MORE:
     _NUMBERS[_name] = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 16, "do_normalize": False}
 
 
-def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Path:
-    """A checkpoint directory with tokenizer and preprocessor_config.json; returns its path."""
-    model = make_image_model(model_type, seed=seed)
+def make_image_checkpoint(
+    path: Path, model_type: str = "qwen2_5_vl", *, seed: int = 0, is_tied: bool | None = None
+) -> Path:
+    """A checkpoint directory with tokenizer and preprocessor_config.json; returns its path. `is_tied`: whether its head
+    is its embedding; None: as most of its family are."""
+    model = make_image_model(model_type, seed=seed, is_tied=is_tied)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     marks = "".join((MARKS[1], MARKS[0], MARKS[2]))
@@ -184,7 +187,7 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     return path
 
 
-def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
+def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0, is_tied: bool | None = None) -> Any:
     """The Transformers model itself, with wide random weights."""
     from transformers import AutoModelForImageTextToText
 
@@ -196,6 +199,8 @@ def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
         config = _joined_config(model_type)
     else:
         config = _qwen_config(model_type)
+    if is_tied is not None:
+        config.tie_word_embeddings = is_tied
     # some weights are drawn when a model is made
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

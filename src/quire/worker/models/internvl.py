@@ -36,7 +36,7 @@ def complete_config(config: Any) -> None:
 
 class InternVLForConditionalGeneration(JoinedModel):
     architectures = ("InternVLForConditionalGeneration",)
-    config_defaults = {**JoinedModel.config_defaults, "downsample_ratio": 0.5}
+    config_defaults = {**JoinedModel.config_defaults, "downsample_ratio": 0.5, "tie_word_embeddings": True}
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:

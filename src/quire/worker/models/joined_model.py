@@ -21,6 +21,7 @@ from quire.worker.layers.vision_tower import ChoosingTower, tower_activation
 from quire.worker.model_config import read_model_config
 from quire.worker.models.causal_lm import CausalLM
 from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.models.qwen2_5_vl import check_heads
 from quire.worker.models.registry import native_class
 from quire.worker.models.text_tower import TowerMap, name_in_tower
 
@@ -89,18 +90,12 @@ def complete_joined(config: Any) -> None:
             "checkpoint of such."
         )
     values = {name: value for name, value in config.text_config.items() if name != "architectures"}
-    if config.tie_word_embeddings is not None:
-        values["tie_word_embeddings"] = config.tie_word_embeddings
+    # said of the whole, or of the text, as older versions of Transformers did
+    values["tie_word_embeddings"] = config.tie_word_embeddings or bool(values.get("tie_word_embeddings"))
     config.text_class = native_class(values["model_type"], [])
     config.text = read_model_config(config._file, values, config.text_class)
-    vision = {**_OF_ALL_TOWERS, **_VISION_DEFAULTS[config.tower], **config.vision_config}
-    config.vision = SimpleNamespace(**vision)
-    if config.vision.hidden_size % config.vision.num_attention_heads:
-        raise ModelError(
-            f"config.json: vision_config.hidden_size={config.vision.hidden_size} is no multiple of "
-            f"num_attention_heads={config.vision.num_attention_heads}. Take the config.json that belongs to the "
-            "weights."
-        )
+    config.vision = SimpleNamespace(**{**_OF_ALL_TOWERS, **_VISION_DEFAULTS[config.tower], **config.vision_config})
+    check_heads(config, config.vision.hidden_size, config.vision.num_attention_heads)
     strategy = TOWERS[config.tower]
     if config.vision_feature_select_strategy not in (None, strategy):
         raise ModelError(
@@ -165,7 +160,7 @@ class JoinedModel(CausalLM):
         "vision_feature_layer": None,
         "vision_feature_select_strategy": None,
         "multimodal_projector_bias": True,
-        "tie_word_embeddings": None,
+        "tie_word_embeddings": False,
     }
     takes_images = True
     image_modules: tuple[str, ...] = ("vision_tower", "multi_modal_projector")

@@ -10,9 +10,6 @@ from quire.worker.models.joined_model import JoinedModel, Projector, complete_jo
 def complete_config(config: Any) -> None:
     if config.vision_feature_layer is None:
         config.vision_feature_layer = -2
-    # said of the whole, or of the text
-    if isinstance(config.text_config, dict) and config.text_config.get("tie_word_embeddings"):
-        config.tie_word_embeddings = True
     complete_joined(config)
 
 

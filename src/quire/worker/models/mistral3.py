@@ -35,7 +35,12 @@ class MergingProjector(Projector):
 
 class Mistral3ForConditionalGeneration(JoinedModel):
     architectures = ("Mistral3ForConditionalGeneration",)
-    config_defaults = {**JoinedModel.config_defaults, "multimodal_projector_bias": False, "spatial_merge_size": 2}
+    config_defaults = {
+        **JoinedModel.config_defaults,
+        "multimodal_projector_bias": False,
+        "spatial_merge_size": 2,
+        "tie_word_embeddings": True,
+    }
     complete_config = staticmethod(complete_with_one_layer)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
