@@ -116,7 +116,7 @@ def _one_square(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Image
     if "vision_config" not in hf_config:
         return None
     vision = hf_config["vision_config"] or {}
-    image_size, patch_size = int(vision.get("image_size", 224)), int(vision.get("patch_size", 16))
+    image_size, patch_size = _side_in(vision, "image_size", 224), _side_in(vision, "patch_size", 16)
     tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
     merge_size = max(1, image_size // patch_size // max(1, tokens_of_side))
     return ImageSizes(patch_size, merge_size, 1, image_size**2, image_size**2)
@@ -129,8 +129,8 @@ def _soft_tokens(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> Imag
         return None
     patch_size, merge_size = int(given.get("patch_size", 16)), int(given.get("pooling_kernel_size", 3))
     num_tokens = int(given.get("max_soft_tokens", 280))
-    num_places = int(vision.get("position_embedding_size", 10_240))
-    of_config = int(vision.get("patch_size", 16)), int(vision.get("pooling_kernel_size", 3))
+    num_places = _side_in(vision, "position_embedding_size", 10_240, most=_MOST_PIXELS)
+    of_config = _side_in(vision, "patch_size", 16), _side_in(vision, "pooling_kernel_size", 3)
     if of_config != (patch_size, merge_size):
         raise ValueError(
             f"patch_size={patch_size}, pooling_kernel_size={merge_size}: must be those of vision_config in "
@@ -182,11 +182,11 @@ def _of_tower(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSi
         return None
     vision = hf_config["vision_config"]
     if tower != PIXTRAL:
-        patch_size = int(vision.get("patch_size", 32 if tower == "clip_vision_model" else 16))
+        patch_size = _side_in(vision, "patch_size", 32 if tower == "clip_vision_model" else 16)
         # what is left of the last patch is not seen
-        side = int(vision.get("image_size", 224)) // patch_size * patch_size
+        side = _side_in(vision, "image_size", 224) // patch_size * patch_size
         return ImageSizes(patch_size, 1, 1, side**2, side**2)
-    patch_size = int(vision.get("patch_size", 16))
+    patch_size = _side_in(vision, "patch_size", 16)
     merge_size = int(hf_config.get("spatial_merge_size", 2)) if hf_config["model_type"] == "mistral3" else 1
     cell = patch_size * merge_size
     height, width = (-(-side // cell) * cell for side in longest_sides(given))
@@ -198,8 +198,7 @@ def _one_tile(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSi
     if joined_tower(hf_config) is None:
         return None
     vision = hf_config["vision_config"]
-    image_size = side_of(vision.get("image_size", 448), "vision_config.image_size")
-    patch_size = side_of(vision.get("patch_size", 14), "vision_config.patch_size")
+    image_size, patch_size = _side_in(vision, "image_size", 448), _side_in(vision, "patch_size", 14)
     merge_size = cells_merged(hf_config)
     size = given.get("size") or {"height": image_size, "width": image_size}
     if side_of([size["height"], size["width"]], "size") != image_size:
@@ -212,12 +211,16 @@ def _one_tile(given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> ImageSi
     return ImageSizes(patch_size, merge_size, 1, image_size**2, image_size**2)
 
 
-def side_of(given: Any, name: str) -> int:
+def side_of(given: Any, name: str, most: int = _LONGEST_SQUARE) -> int:
     """Of a square: its side, or height and width. ValueError: it is none."""
-    sides = set(given) if isinstance(given, list | tuple) else {given}
-    if len(sides) != 1 or not all(type(side) is int and 1 <= side <= _LONGEST_SQUARE for side in sides):
-        raise ValueError(f"{name}={str(given)[:60]}: must be the side of a square, from 1 to {_LONGEST_SQUARE}.")
-    return int(sides.pop())
+    first, *others = given if isinstance(given, list | tuple) and given else [given]
+    if type(first) is not int or not 1 <= first <= most or any(other != first for other in others):
+        raise ValueError(f"{name}={str(given)[:60]}: must be the side of a square, from 1 to {most}.")
+    return first
+
+
+def _side_in(vision: Mapping[str, Any], name: str, default: int, most: int = _LONGEST_SQUARE) -> int:
+    return side_of(vision.get(name, default), f"vision_config.{name}", most)
 
 
 def cells_merged(hf_config: Mapping[str, Any]) -> int:

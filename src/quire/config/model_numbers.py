@@ -112,8 +112,24 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
     "swiglu_limit": _CAP,
 }
+_TOWER = "vision_config"
+_RANGES_OF_TOWER = {
+    **_RANGES,
+    # may be a height and a width
+    **dict.fromkeys(("image_size", "patch_size"), _whole(1, 2**12, "a side in pixels")),
+    "depth": _LAYERS,
+    "embed_dim": _SIZE,
+    "mlp_ratio": _FACTOR,
+    **dict.fromkeys(("num_channels", "in_channels", "in_chans"), _whole(1, 2**8, "a number of colours")),
+    "out_hidden_size": _SIZE,
+    **dict.fromkeys(("spatial_merge_size", "pooling_kernel_size"), _whole(1, 2**10, "a side in patches")),
+    **dict.fromkeys(("spatial_patch_size", "window_size"), _whole(1, 2**12, "a side in pixels")),
+    "temporal_patch_size": _whole(1, 2**10, "a number of frames"),
+    "tokens_per_second": _real(0.0, 1000.0, "a number of positions"),
+    **dict.fromkeys(("num_position_embeddings", "position_embedding_size"), _POSITIONS),
+}
 # They stand inside these too.
-_INNER = ("text_config", "rope_parameters", "rope_scaling", "per_layer_config")
+_INNER = ("text_config", _TOWER, "rope_parameters", "rope_scaling", "per_layer_config")
 _MOST_DEPTH = 3
 _MOST_SHOWN = 40
 
@@ -138,9 +154,11 @@ def check_numbers(config: Mapping[str, Any], file: object) -> None:
 
 
 def _numbers_of(config: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, Any, _Range]]:
+    is_tower = path.startswith(_TOWER)
     for name, value in config.items():
-        limits = _RANGES.get(name)
-        if limits is not None and isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{path}{name}", value, limits
-        elif isinstance(value, dict) and depth < _MOST_DEPTH and (name in _INNER or path):
+        limits = (_RANGES_OF_TOWER if is_tower else _RANGES).get(name)
+        for number in value if is_tower and isinstance(value, list) else [value]:
+            if limits is not None and isinstance(number, int | float) and not isinstance(number, bool):
+                yield f"{path}{name}", number, limits
+        if limits is None and isinstance(value, dict) and depth < _MOST_DEPTH and (name in _INNER or path):
             yield from _numbers_of(value, f"{path}{name}.", depth + 1)

@@ -37,6 +37,10 @@ from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
 
 _logger = logging.getLogger(__name__)
+# What PyTorch's own layers do when they are made, by kind.
+_INITIALIZE: dict[Any, Any] = {
+    kind: kind.reset_parameters for kind in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.modules.conv._ConvNd)
+}
 # of the weights: a router, a table of positions
 _SMALL_SHARE = 0.02
 
@@ -188,11 +192,20 @@ def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Parameters that are made inside have the model's type and device from the start, and are not initialised."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
+    for kind in _INITIALIZE:
+        kind.reset_parameters = _leave
     try:
         with device:
             yield
     finally:
         torch.set_default_dtype(before)
+        for kind, initialize in _INITIALIZE.items():
+            kind.reset_parameters = initialize
+
+
+def _leave(module: nn.Module) -> None:
+    """Random numbers for what is read from a file would take seconds, and all the memory that a wrong config.json asks
+    for."""
 
 
 def _choice(config: WorkerConfig, facts: ModelFacts) -> tuple[type[Any] | None, TextTower | None]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from tests.support.image_processors import noise
 
+from quire.config import EngineOptions, resolve
 from quire.engine_core.whole_ranges import WholeRanges
 from quire.errors import ModelError
 from quire.messages import AdmittedSequence, Media
@@ -32,6 +33,7 @@ from quire.testing.image_checkpoints import (
 )
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.worker.attention import attention_layers
+from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
@@ -68,10 +70,6 @@ PROMPTS: dict[str, tuple[list[int], list[tuple[int, int]]]] = {
     "two": ([_IMAGE, 70, 71, _IMAGE, *range(90, 99)], [(60, 200), (112, 112)]),
     "close together": ([5, _IMAGE, 8, _IMAGE], [(90, 56), (300, 100)]),
 }
-
-
-def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module", params=CLASSES)
@@ -232,6 +230,77 @@ def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any, 
         harness.admit(0, media)
         logits.append(harness.run(0, tokens))
     assert torch.equal(*logits)
+
+
+# of each way to say of what parts a model is; all have the same head
+TIED = [
+    name if name in ("qwen2_5_vl", GEMMA, "internvl", "mistral3") else pytest.param(name, marks=pytest.mark.nightly)
+    for name in CLASSES
+]
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_tied_head_as_transformers_saves_it(name: str, tmp_path: Path) -> None:
+    """The file has none."""
+    from transformers import AutoModelForImageTextToText
+
+    path = make_image_checkpoint(tmp_path / name, name, is_tied=True)
+    assert not [tensor for tensor in CheckpointFiles(path).names if "lm_head" in tensor]
+    reference = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model = load_model(worker_config(path))
+    assert model.lm_head.is_tied
+    tokens, media = rendered(path, "one")
+    harness = ImageHarness(model)
+    harness.admit(0, media)
+    expected = transformers_logits(reference.eval(), tokens, media)
+    torch.testing.assert_close(harness.run(0, tokens), expected, atol=_ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_head_of_its_own_is_taken_whatever_is_said(name: str, tmp_path: Path) -> None:
+    """Also where config.json leaves it to the family's default, which Transformers does if it is that."""
+    path = make_image_checkpoint(tmp_path / name, name, is_tied=False)
+    tokens, media = rendered(path, "one")
+    config = json.loads((path / "config.json").read_text())
+    logits = []
+    for said in ({"tie_word_embeddings": False}, {"tie_word_embeddings": True}):
+        (path / "config.json").write_text(json.dumps({**config, **said}))
+        model = load_model(worker_config(path))
+        assert not model.lm_head.is_tied
+        harness = ImageHarness(model)
+        harness.admit(0, media)
+        logits.append(harness.run(0, tokens))
+    assert torch.equal(*logits)
+
+
+_NUMBERS = frozenset(
+    "depth hidden_size intermediate_size num_heads num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "patch_size image_size in_channels num_channels spatial_merge_size temporal_patch_size window_size out_hidden_size "
+    "num_position_embeddings position_embedding_size pooling_kernel_size layer_norm_eps rms_norm_eps".split()
+)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -3, 10**15], ids=str)
+def test_a_number_of_a_tower_that_is_none_is_named(bad: Any, family: str, path: Path, tmp_path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    vision = config["vision_config"]
+    for key in sorted(_NUMBERS & vision.keys()):
+        config["vision_config"] = {**vision, key: bad}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError) as caught:
+            resolve(EngineOptions(model=str(tmp_path)))
+        assert f"vision_config.{key}={bad} must be" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava"])
+def test_weights_that_are_read_are_not_drawn_before(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_image_checkpoint(tmp_path / name, name)
+    for function in ("kaiming_uniform_", "normal_", "uniform_", "ones_"):
+        monkeypatch.delattr(torch.nn.init, function)
+    load_model(worker_config(path))
+    with pytest.raises(AttributeError):
+        torch.nn.Linear(3, 3)
 
 
 def test_experts_as_they_are_published(tmp_path: Path) -> None:

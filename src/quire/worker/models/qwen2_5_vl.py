@@ -183,6 +183,8 @@ def _complete(config: Any) -> None:
 
 def check_vision(config: Any, activation: str) -> None:
     vision = config.vision_config
+    num_heads = vars(vision).get("num_heads") or vision.num_attention_heads
+    check_heads(config, vision.hidden_size, num_heads)
     if vision.out_hidden_size != config.hidden_size:
         raise ModelError(
             f"config.json: vision_config.out_hidden_size={vision.out_hidden_size} must be hidden_size="
@@ -192,6 +194,14 @@ def check_vision(config: Any, activation: str) -> None:
         raise ModelError(
             f"config.json: vision_config.hidden_act={str(vision.hidden_act)[:40]!r}: must be {activation} for this "
             "model. Take the config.json that belongs to the weights."
+        )
+
+
+def check_heads(config: Any, hidden_size: int, num_heads: int) -> None:
+    if hidden_size % num_heads:
+        raise ModelError(
+            f"{config._file}: vision_config.hidden_size={hidden_size} is no multiple of its {num_heads} heads. Take "
+            "the config.json that belongs to the weights."
         )
 
 
