@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from tests.support.image_processors import noise, processor_of
 
 from quire.config import EngineOptions, resolve
 from quire.errors import ModelError, RequestError
@@ -30,15 +29,8 @@ CONFIG = {
 }
 
 
-def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
 def found(folder: Path, numbers: Any = NUMBERS, **more: Any) -> ImageProcessor:
-    (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
-    processor = ImageProcessor.find(folder, {**CONFIG, **more})
-    assert processor is not None
-    return processor
+    return processor_of(folder, numbers, {**CONFIG, **more})
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from quire.renderer.image_processor import (
     ImageProcessor,
     check_ratio,
     check_steps,
-    colours_of,
-    filter_of,
+    common_fields,
 )
 from quire.renderer.images import MOST_PIXELS, View
 
@@ -95,7 +94,8 @@ class CroppedImageProcessor(ImageProcessor):
         if kind.startswith("Llava") and given.get("do_pad"):
             raise ModelError(f"{file}: do_pad=true: images are not padded to squares here. Set it to false.")
         geometry = Geometry.read(given, has_crop=not is_siglip)
-        side = int(hf_config["vision_config"].get("image_size", _SIDE))
+        mean, std = (_HALVES, _HALVES) if is_siglip else (CLIP_MEAN, CLIP_STD)
+        side: int = hf_config["vision_config"].get("image_size", _SIDE)
         if geometry.seen != (side, side):
             seen = "of a size of their own" if geometry.seen is None else "{} x {} pixels".format(*geometry.seen)
             raise ModelError(
@@ -104,13 +104,9 @@ class CroppedImageProcessor(ImageProcessor):
             )
         return cls(
             image_token_id=image_token_of(hf_config),
-            mean=colours_of(given, "image_mean", _HALVES if is_siglip else CLIP_MEAN),
-            std=colours_of(given, "image_std", _HALVES if is_siglip else CLIP_STD),
-            max_images=max_images,
-            resample=filter_of(given),
             geometry=geometry,
             **cls._further(file, given, hf_config, side),
-            **vars(sizes),
+            **common_fields(given, sizes, max_images, mean=mean, std=std),
         )
 
     @classmethod

@@ -114,13 +114,7 @@ class ImageProcessor:
         cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], sizes: ImageSizes, max_images: int
     ) -> ImageProcessor:
         """`given`: the numbers for images in that file. ValueError and its like: they are none."""
-        return cls(
-            image_token_id=int(hf_config["image_token_id"]),
-            mean=colours_of(given, "image_mean", CLIP_MEAN),
-            std=colours_of(given, "image_std", CLIP_STD),
-            max_images=max_images,
-            **vars(sizes),
-        )
+        return cls(image_token_id=int(hf_config["image_token_id"]), **common_fields(given, sizes, max_images))
 
     def with_tokens_of(self, tokenizer: Tokenizer) -> ImageProcessor:
         """The same, knowing the tokens of text that it writes."""
@@ -323,6 +317,36 @@ def check_ratio(width: int, height: int, where: str, most: int = _MOST_RATIO) ->
             "Cut it.",
             param=where,
         )
+
+
+def common_fields(
+    given: Mapping[str, Any],
+    sizes: ImageSizes,
+    max_images: int,
+    *,
+    mean: Sequence[float] = CLIP_MEAN,
+    std: Sequence[float] = CLIP_STD,
+    resample: int = _BICUBIC,
+) -> dict[str, Any]:
+    """What all families read alike, but for the numbers where none are given."""
+    return {
+        "mean": colours_of(given, "image_mean", mean),
+        "std": colours_of(given, "image_std", std),
+        "resample": filter_of(given, resample),
+        "max_images": max_images,
+        **vars(sizes),
+    }
+
+
+def ids_of_marks(tokenizer: Tokenizer, marks: Sequence[str], place: str) -> list[int]:
+    """Tokens of text that a processor writes `place` those of an image."""
+    ids = [tokenizer.id_of(mark) for mark in marks]
+    if None in ids:
+        raise ModelError(
+            f"tokenizer: has no {' or no '.join(marks)}, which stand {place} the tokens of an image. Take the "
+            "tokenizer that belongs to the model."
+        )
+    return [token for token in ids if token is not None]
 
 
 def colours_of(given: Mapping[str, Any], name: str, default: Sequence[float]) -> tuple[float, ...]:

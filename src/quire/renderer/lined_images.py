@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.config.image_sizes import ImageSizes, image_token_of, longest_sides
-from quire.errors import ModelError
 from quire.messages import Media
 from quire.renderer.image_decoder import OpenedImage
-from quire.renderer.image_processor import (
-    CLIP_MEAN,
-    CLIP_STD,
-    ImageProcessor,
-    check_ratio,
-    check_steps,
-    colours_of,
-    filter_of,
-)
+from quire.renderer.image_processor import ImageProcessor, check_ratio, check_steps, common_fields, ids_of_marks
 from quire.renderer.patches import Pixels
 
 if TYPE_CHECKING:
@@ -51,21 +42,12 @@ class LinedImageProcessor(ImageProcessor):
         check_steps(given, ("do_resize", "do_rescale", "do_normalize"))
         return cls(
             image_token_id=image_token_of(hf_config),
-            mean=colours_of(given, "image_mean", CLIP_MEAN),
-            std=colours_of(given, "image_std", CLIP_STD),
-            max_images=max_images,
-            resample=filter_of(given),
             longest=longest_sides(given),
-            **vars(sizes),
+            **common_fields(given, sizes, max_images),
         )
 
     def with_tokens_of(self, tokenizer: Tokenizer) -> LinedImageProcessor:
-        row_end, image_end = tokenizer.id_of(_ROW_ENDS), tokenizer.id_of(_IMAGE_ENDS)
-        if row_end is None or image_end is None:
-            raise ModelError(
-                f"tokenizer: has no {_ROW_ENDS} or no {_IMAGE_ENDS}, which stand between the tokens of an image. Take "
-                "the tokenizer that belongs to the model."
-            )
+        row_end, image_end = ids_of_marks(tokenizer, (_ROW_ENDS, _IMAGE_ENDS), "between")
         return replace(self, row_end_id=row_end, image_end_id=image_end)
 
     def expand(

@@ -15,7 +15,7 @@ from typing import Any
 from quire.config.image_sizes import ImageSizes
 from quire.errors import ModelError
 from quire.messages import Media
-from quire.renderer.image_processor import ImageProcessor, colours_of, filter_of
+from quire.renderer.image_processor import ImageProcessor, common_fields
 from quire.renderer.tokenizer import Tokenizer
 from quire.renderer.video_processor import VideoTokens
 
@@ -45,11 +45,7 @@ class PooledImageProcessor(ImageProcessor):
             image_token_id=int(hf_config.get("image_token_index", 262_144)),
             opening_id=int(hf_config.get("boi_token_index", 255_999)),
             closing_id=int(hf_config.get("eoi_token_index", 256_000)),
-            mean=colours_of(given, "image_mean", _HALVES),
-            std=colours_of(given, "image_std", _HALVES),
-            max_images=max_images,
-            resample=filter_of(given, _BILINEAR),
-            **vars(sizes),
+            **common_fields(given, sizes, max_images, mean=_HALVES, std=_HALVES, resample=_BILINEAR),
         )
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.image_sizes import ImageSizes
-from quire.renderer.image_processor import ImageProcessor, check_steps, colours_of, filter_of
+from quire.renderer.image_processor import ImageProcessor, check_steps, common_fields
 
 _ZEROS, _ONES = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
@@ -27,19 +27,16 @@ class ScaledImageProcessor(ImageProcessor):
         cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], sizes: ImageSizes, max_images: int
     ) -> ScaledImageProcessor:
         check_steps(given)
-        # levels from 0 to 1 are what the tower takes
-        is_normalised = bool(given.get("do_normalize", False))
+        if not given.get("do_normalize", False):
+            # levels from 0 to 1 are what the tower takes
+            given = {**given, "image_mean": _ZEROS, "image_std": _ONES}
         text = hf_config.get("text_config") or {}
         return cls(
             image_token_id=int(hf_config.get("image_token_id", 258_880)),
             opening=(int(hf_config.get("boi_token_id", 255_999)),),
             closing=(int(hf_config.get("eoi_token_id", 258_882)),),
-            mean=colours_of(given, "image_mean", _ZEROS) if is_normalised else _ZEROS,
-            std=colours_of(given, "image_std", _ONES) if is_normalised else _ONES,
-            max_images=max_images,
-            resample=filter_of(given),
             is_whole=text.get("use_bidirectional_attention") == "vision",
-            **vars(sizes),
+            **common_fields(given, sizes, max_images, mean=_ZEROS, std=_ONES),
         )
 
     def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:

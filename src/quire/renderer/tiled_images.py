@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.image_sizes import ImageSizes, image_token_of
-from quire.errors import ModelError
 from quire.messages import Media
 from quire.renderer.image_decoder import OpenedImage
-from quire.renderer.image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_steps, colours_of, filter_of
+from quire.renderer.image_processor import ImageProcessor, check_steps, common_fields, ids_of_marks
 from quire.renderer.images import MOST_PIXELS, View
 
 if TYPE_CHECKING:
@@ -48,22 +47,13 @@ class TiledImageProcessor(ImageProcessor):
             )
         return cls(
             image_token_id=image_token_of(hf_config),
-            mean=colours_of(given, "image_mean", CLIP_MEAN),
-            std=colours_of(given, "image_std", CLIP_STD),
-            max_images=max_images,
-            resample=filter_of(given),
             fewest=fewest,
             most=most,
-            **vars(sizes),
+            **common_fields(given, sizes, max_images),
         )
 
     def with_tokens_of(self, tokenizer: Tokenizer) -> TiledImageProcessor:
-        opening, closing = tokenizer.id_of(_OPENING), tokenizer.id_of(_CLOSING)
-        if opening is None or closing is None:
-            raise ModelError(
-                f"tokenizer: has no {_OPENING} or no {_CLOSING}, which stand around the tokens of an image. Take the "
-                "tokenizer that belongs to the model."
-            )
+        opening, closing = ids_of_marks(tokenizer, (_OPENING, _CLOSING), "around")
         return replace(self, opening=(opening,), closing=(closing,))
 
     def _lengths(self, image: OpenedImage, where: str) -> list[int]:
