@@ -7,9 +7,13 @@ the bias of a head is a short list by distance, which is made of its buckets whe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+# of a bias that is kept at a time: 64 MiB in float32
+_MOST_NUMBERS = 1 << 24
 
 
 def bias_by_distance(buckets_BH: Tensor, max_distance: int, *, is_causal: bool) -> Tensor:
@@ -32,9 +36,28 @@ def _buckets(back_R: Tensor, num_buckets: int, max_distance: int, *, is_causal: 
     return bucket_R + num_own * (back_R < 0)
 
 
-def bias_of_all(bias_HR: Tensor, num_tokens: int) -> Tensor:
-    """[heads, queries, keys] of a text whose tokens see each other."""
-    most = bias_HR.shape[1] // 2
-    place_T = torch.arange(num_tokens, device=bias_HR.device)
-    back_TT = (place_T[:, None] - place_T).clamp(-most, most)
-    return bias_HR[:, back_TT + most]
+class BiasOfAll:
+    """[heads, queries, keys] of a text whose tokens see each other, some queries at a time: the whole grows with the
+    square of the text, and one of a few thousand tokens would need gigabytes."""
+
+    def __init__(self, bias_HR: Tensor, num_tokens: int) -> None:
+        most = bias_HR.shape[1] // 2
+        # What a query adds for its keys is a window of this line: one further to the right for each query before it.
+        back_L = torch.arange(num_tokens - 1, -num_tokens, -1, device=bias_HR.device).clamp(-most, most)
+        self._windows_HTT = bias_HR[:, back_L + most].unfold(1, num_tokens, 1)
+        self._num_tokens = num_tokens
+        self._step = max(1, _MOST_NUMBERS // (len(bias_HR) * num_tokens))
+        # of a short text, for all layers
+        self._whole = self._rows(0, num_tokens) if self._step >= num_tokens else None
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Queries, and what they add: [heads, queries, keys]."""
+        if self._whole is not None:
+            yield slice(0, self._num_tokens), self._whole
+            return
+        for first in range(0, self._num_tokens, self._step):
+            last = min(first + self._step, self._num_tokens)
+            yield slice(first, last), self._rows(first, last)
+
+    def _rows(self, first: int, last: int) -> Tensor:
+        return self._windows_HTT[:, self._num_tokens - last : self._num_tokens - first].flip(1)

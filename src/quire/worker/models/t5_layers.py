@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from quire.worker.layers import (
 )
 from quire.worker.layers.cross_attention import CrossAttention
 from quire.worker.layers.ranks import current_group
-from quire.worker.layers.relative_bias import bias_of_all
+from quire.worker.layers.relative_bias import BiasOfAll
 
 GATED = "gated-"
 
@@ -47,16 +48,20 @@ class SelfAttention(nn.Module):
         if is_causal:
             self.attn = Attention(num_heads, num_heads, config.d_kv, 1.0, name=f"{name}.attn", bias=bias_HR, part=TEXT)
 
-    def forward(self, hidden: Tensor, bias_HTT: Tensor | None = None) -> Tensor:
-        """`bias_HTT`: of all pairs of tokens, in an encoder."""
+    def forward(self, hidden: Tensor, bias: BiasOfAll | None = None) -> Tensor:
+        """`bias`: of all pairs of tokens, in an encoder."""
         query, key, value = self.qkv_proj(hidden)
         if self.attn is not None:
             return self.o_proj(self.attn(query, key, value))
         query_HTD, key_HTD, value_HTD = (
             part.unflatten(1, (self.qkv_proj.num_heads, -1)).transpose(0, 1) for part in (query, key, value)
         )
-        out_HTD = F.scaled_dot_product_attention(query_HTD, key_HTD, value_HTD, attn_mask=bias_HTT, scale=1.0)
-        return self.o_proj(out_HTD.transpose(0, 1).flatten(1))
+        assert bias is not None, "the tokens of an encoder see each other"
+        seen = [
+            F.scaled_dot_product_attention(query_HTD[:, rows], key_HTD, value_HTD, attn_mask=bias_HQT, scale=1.0)
+            for rows, bias_HQT in bias.blocks()
+        ]
+        return self.o_proj(torch.cat(seen, dim=1).transpose(0, 1).flatten(1))
 
 
 class Block(nn.Module):
@@ -80,8 +85,8 @@ class Block(nn.Module):
         self.mlp = feed_forward(config)
         self.mlp_norm = RMSNorm(size, eps)
 
-    def forward(self, hidden: Tensor, bias_HTT: Tensor | None = None) -> Tensor:
-        hidden = hidden + self.self_attn(self.self_attn_norm(hidden), bias_HTT)
+    def forward(self, hidden: Tensor, bias: BiasOfAll | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.self_attn_norm(hidden), bias)
         if self.cross_attn is not None:
             hidden = hidden + self.cross_attn(self.cross_attn_norm(hidden))
         return hidden + self.mlp(self.mlp_norm(hidden))
@@ -104,13 +109,13 @@ class Stack(nn.Module):
 
 class Encoder(Stack):
     def forward(self, hidden: Tensor) -> Tensor:
-        shared_HTT: Tensor | None = None
+        shared: BiasOfAll | None = None
         bias_HR: Tensor | None = None
         for layer in self.layers:
             if layer.self_attn.bias is not bias_HR:
                 bias_HR = layer.self_attn.bias
-                shared_HTT = bias_of_all(bias_HR, len(hidden))
-            hidden = layer(hidden, shared_HTT)
+                shared = BiasOfAll(bias_HR, len(hidden))
+            hidden = layer(hidden, shared)
         return self.final_layer_norm(hidden)
 
 
