@@ -51,6 +51,7 @@ CONTRACT = {
     "encoded images": (
         "tests/worker/test_image_rows.py::test_other_weights_encode_anew",
         "tests/worker/test_image_rows.py::test_the_least_recently_used_go_when_its_bytes_are_full",
+        "tests/engine_core/test_encoder_budget.py::test_equal_images_of_those_who_share_no_cache_are_others",
     ),
     "packed weights on disk": (
         "tests/worker/test_packed_store.py::test_a_changed_checkpoint_is_packed_anew",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, EncoderBudget
-from quire.messages import Media, SchedulerOutput
+from quire.messages import Media, SchedulerOutput, Tenancy
 from quire.testing.core import CoreUnderTest
 
 LENGTH = 4
@@ -126,3 +126,27 @@ def test_a_prefix_that_ends_within_an_image_counts_it() -> None:
     steps.core.run()
     assert all(steps.core.cached[(10 + number) << 10] == 8 for number in range(4))
     assert [len(touched) for touched in steps.touched[before:]] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_salt": "b"},
+        {"cache_salt": ""},
+        {"cache_salt": "a", "tenant": Tenancy(name="b", cache_scope="secret of b")},
+        {"cache_salt": "", "tenant": Tenancy(name="a", cache_scope="a")},
+    ],
+)
+def test_equal_images_of_those_who_share_no_cache_are_others(other: dict[str, object]) -> None:
+    """Otherwise the time of an answer would say that somebody else has shown this image."""
+    steps = Steps(3 * LENGTH)
+    asked = [{"cache_salt": "a"}, {"cache_salt": "a"}, other]
+    for number, more in enumerate(asked):
+        steps.core.add(number, [7] * 6, request={"media": [image(1, 1)], **more}, max_tokens=2)
+    sent: list[Media] = []
+    steps.core.executor.observers.append(lambda output: sent.extend(one.media[0] for one in output.admitted))
+    steps.core.run()
+    first, again, apart = (one.content_hash for one in sent)
+    assert first == again
+    assert len({first, apart, bytes([1])}) == (3 if any(other.values()) else 2)
+    assert steps.touched[0] == {first, apart}

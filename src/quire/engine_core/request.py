@@ -7,16 +7,18 @@ line of tokens with two numbers and a block table per group of layers. Its numbe
 from __future__ import annotations
 
 import enum
+import hashlib
 import struct
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from quire.chain_hashes import user_key
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.rows import Rows, Tokens
 from quire.engine_core.whole_ranges import WholeRanges
-from quire.messages import EngineRequest, TokenMask, sequence_id_of
+from quire.messages import EngineRequest, Media, TokenMask, sequence_id_of
 from quire.pooling_params import MEAN
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
@@ -122,7 +124,7 @@ class Sequence:
         rows.use_adapter(self.row, request.message.adapter)
         if request.whole_ranges is not None:
             rows.keep_whole(self.row, request.whole_ranges)
-        rows.use_media(self.row, request.message.media)
+        rows.use_media(self.row, request.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -198,6 +200,8 @@ class Request:
         # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's
         self.scope = message.tenant.cache_scope.encode() if message.tenant is not None else b""
         self.num_public_blocks = 0
+        # as rows and workers know them
+        self.media = _named_apart(message.media, message.cache_salt.encode(), self.scope)
         # index of the tenant in the shares of the scheduler
         self.tenant = 0
         # and its name, for what it leaves in the cache
@@ -310,3 +314,14 @@ class Request:
         if index == 0:
             return self.message.seed
         return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
+
+
+def _named_apart(media: list[Media], salt: bytes, scope: bytes) -> list[Media]:
+    """What an encoder made of an image is found by those alone who would find its blocks: that it was quick would tell
+    others that somebody has shown it."""
+    if not media or not (salt or scope):
+        return media
+    secret = struct.pack("<q", len(salt)) + salt + struct.pack("<q", len(scope)) + scope
+    return [
+        msgspec.structs.replace(one, content_hash=hashlib.sha256(secret + one.content_hash).digest()) for one in media
+    ]

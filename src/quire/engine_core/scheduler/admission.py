@@ -204,7 +204,7 @@ class Admission:
             is_classified=request.message.is_classified,
             label_token_ids=request.message.label_token_ids,
             second_start=request.message.second_start,
-            media=request.message.media,
+            media=request.media,
             adapter=request.message.adapter,
         )
 
