@@ -187,8 +187,8 @@ class EngineCore:
         rows: IntArray,
         steps: IntArray,
         sample: Callable[[], IntArray],
-        joins: Sequence[Join] = (),
-        on_start: Callable[[SchedulerOutput], None] | None = None,
+        joins: Sequence[Join],
+        on_start: Callable[[SchedulerOutput], None],
     ) -> tuple[IntArray, EngineOutputs]:
         """So many of these steps for each row; `sample`: asked for the tokens, of one row after the other, if something
         depends on them. `joins`: requests that come meanwhile, and have found room, by step; `on_start` hears what

@@ -193,8 +193,8 @@ class Leap:
         rows: IntArray,
         steps: IntArray,
         sample: Callable[[], IntArray],
-        joins: Sequence[Join] = (),
-        start: Start | None = None,
+        joins: Sequence[Join],
+        start: Start,
     ) -> IntArray:
         """`sample`: what the steps sample, of one row after the other; not asked if nothing depends on it. `joins`: by
         step. Blocks that are held in each step."""
@@ -231,7 +231,6 @@ class Leap:
                 of_step = [joining.popleft()]
                 while joining and joining[0].begins == num_made:
                     of_step.append(joining.popleft())
-                assert start is not None
                 started = list(zip(start(num_made, [join.request for join in of_step]), of_step, strict=True))
             elif cut:
                 # nobody starts beside it

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -274,34 +275,36 @@ class Scheduler:
         rows: IntArray,
         steps: IntArray,
         sample: Callable[[], IntArray],
-        joins: Sequence[Join] = (),
-        on_start: Callable[[SchedulerOutput], None] | None = None,
+        joins: Sequence[Join],
+        on_start: Callable[[SchedulerOutput], None],
     ) -> IntArray:
         """So many of these steps. Blocks that are held in each of them; events tell who ended, in order. `on_start`:
         hears what was decided of those who join."""
-
-        def start(number: int, requests: list[EngineRequest]) -> list[TokenSequence]:
-            for request in requests:
-                self.lifecycle.add(request)
-            self._num_steps = first + number
-            self._decide(may_leap=True)
-            started = [self.lifecycle.requests[request.request_id].sequences[0] for request in requests]
-            decision = self._decided_in_leap(int_array([sequence.row for sequence in started]))
-            assert self._are_plain, "those who run were certain to get their tokens"
-            prompts = [sequence.num_total_tokens for sequence in started]
-            num_tokens = decision.num_tokens.tolist()
-            is_cut = len(started) == 1 and int(self._granted.sum()) == self.max_num_batched_tokens
-            assert is_cut or prompts == num_tokens, "who joins was certain to start with its whole prompt"
-            if prompts != num_tokens:
-                self.rows.begin_at(started[0].row, num_tokens[0])
-            assert on_start is not None
-            on_start(decision)
-            return started
-
         first = self._num_steps
-        held = self._leap.advance(rows, steps, sample, joins, start)
+        held = self._leap.advance(rows, steps, sample, joins, partial(self._start_in_leap, on_start, first))
         self._num_steps = first + len(held)
         return held
+
+    def _start_in_leap(
+        self, on_start: Callable[[SchedulerOutput], None], first: int, number: int, requests: list[EngineRequest]
+    ) -> list[TokenSequence]:
+        """Decides the step of that number behind the first, in which these join: their sequences. Each is granted its
+        whole prompt, but one that comes alone may get a part of it."""
+        for request in requests:
+            self.lifecycle.add(request)
+        self._num_steps = first + number
+        self._decide(may_leap=True)
+        assert self._are_plain, "those who run were certain to get their tokens"
+        started = [self.lifecycle.requests[request.request_id].sequences[0] for request in requests]
+        decision = self._decided_in_leap(int_array([sequence.row for sequence in started]))
+        prompts = [sequence.num_total_tokens for sequence in started]
+        num_tokens = decision.num_tokens.tolist()
+        if prompts != num_tokens:
+            is_cut = len(started) == 1 and int(self._granted.sum()) == self.max_num_batched_tokens
+            assert is_cut, "who joins was certain to start with its whole prompt"
+            self.rows.begin_at(started[0].row, num_tokens[0])
+        on_start(decision)
+        return started
 
     @property
     def work_in_flight(self) -> int:
