@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +13,8 @@ import torch
 
 import quire.vllm as vllm
 from quire.errors import OptionError
+from quire.worker import worker
+from quire.worker.sampler.processors import call_budget, own_processors
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "num_gpu_blocks_override": 64, "max_model_len": 128, "num_threads": 1, "seed": 1,
@@ -102,6 +108,89 @@ def test_a_class_that_answers_with_another_shape_fails_its_own_sequence() -> Non
         failed, other = llm.generate(PROMPTS[:2], [greedy(extra_args={"target": 77}), greedy()])
     assert (failed.outputs[0].finish_reason, other.outputs[0].token_ids) == ("error", plain)
     assert "WithoutABatch" in str(failed.outputs[0].stop_reason)
+
+
+class Wrong(Only):
+    """Breaks where a sequence has a target, in the way that the target names."""
+
+    def apply(self, logits):
+        match next(iter(self.targets.values()), None):
+            case 0:
+                raise KeyError("nothing there")
+            case 1:
+                next(iter(()))
+            case 2:
+                sys.exit("enough")
+            case 3:
+                while True:
+                    pass
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        (0, "Wrong: KeyError: 'nothing there'"),
+        (1, "Wrong: StopIteration"),
+        (2, "Wrong: SystemExit: enough"),
+        (3, "Wrong: TooSlowError: it takes too long: 0.2 s at once"),
+    ],
+)
+def test_a_class_that_breaks_or_hangs_ends_what_uses_it(monkeypatch: pytest.MonkeyPatch, way: int, says: str) -> None:
+    monkeypatch.setattr(call_budget, "SECONDS_OF_PROGRAM", 0.2)
+    with vllm.LLM("embedded", logits_processors=[Wrong], **OPTIONS) as llm:
+        failed, other = llm.generate(PROMPTS[:2], [greedy(extra_args={"target": way}), greedy()])
+        again = llm.generate(PROMPTS[1], greedy())[0]
+    assert failed.outputs[0].finish_reason == "error"
+    assert says in str(failed.outputs[0].stop_reason)
+    assert other.outputs[0].finish_reason == "length"
+    assert other.outputs[0].token_ids == again.outputs[0].token_ids
+
+
+class Unmade(Only):
+    def __init__(self, vllm_config, device, is_pin_memory):
+        raise FileNotFoundError("words.txt")
+
+
+def test_a_class_that_cannot_be_made_ends_its_requests_and_not_the_engine() -> None:
+    with vllm.LLM("embedded", logits_processors=[Unmade], **OPTIONS) as llm:
+        for _ in range(2):
+            [output] = llm.generate(PROMPTS[0], greedy())
+            assert "Unmade: FileNotFoundError: words.txt" in str(output.outputs[0].stop_reason)
+
+
+class Unchecked(Only):
+    @classmethod
+    def validate_params(cls, sampling_params):
+        return sampling_params.extra_args["target"]
+
+
+def test_a_class_that_breaks_over_parameters_is_named() -> None:
+    with vllm.LLM("embedded", logits_processors=[Unchecked], **OPTIONS) as llm:
+        with pytest.raises(vllm.VLLMValidationError, match=r"^Unchecked: .* raised KeyError: 'target'"):
+            llm.generate(PROMPTS[0], greedy(extra_args={"other": 1}))
+        assert llm.generate(PROMPTS[0], greedy(extra_args={"target": 3}))[0].outputs[0].token_ids == [3] * 6
+
+
+class Slow(Only):
+    def apply(self, logits):
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            pass
+        return super().apply(logits)
+
+
+def test_a_slow_class_is_told_of_and_takes_nothing_of_the_time_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch over steps looks twice a second."""
+    monkeypatch.setattr(worker, "_PATIENCE_SECONDS", 0.1)
+    with vllm.LLM("embedded", logits_processors=[Slow], **OPTIONS) as llm, caplog.at_level(logging.WARNING):
+        [output] = llm.generate(PROMPTS[0], greedy(max_tokens=2, extra_args={"target": 9}))
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("length", [9, 9])
+    lines = [record.getMessage() for record in caplog.records if record.name == own_processors.__name__]
+    assert len(lines) == 1, "one line a minute"
+    assert re.search(r"logits processor Slow took 1\.\d s of a step", lines[0])
 
 
 @pytest.mark.parametrize("sampling", [greedy(), greedy(n=2, temperature=1.0, seed=3)], ids=["one", "two"])

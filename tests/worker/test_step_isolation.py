@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -17,7 +18,7 @@ from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.worker.model_runner import STRANGE_TOKEN
-from quire.worker.patience import TooLongError, Watch
+from quire.worker.patience import TooLongError, Watch, uncounted
 from quire.worker.row_table import RowTable
 from quire.worker.step_isolation import OUT_OF_MEMORY, TOO_LONG, StepIsolation
 from quire.worker.transfers import NOT_FETCHED
@@ -454,6 +455,23 @@ def test_work_that_does_not_end_is_ended() -> None:
     assert watch.run(lambda: 5, 100.0) == 5
     with pytest.raises(KeyError):
         watch.run(lambda: {}[1], 100.0)
+    watch.close()
+
+
+def test_what_does_not_count_leaves_the_work_its_time() -> None:
+    watch = Watch()
+
+    def work() -> None:
+        [limit] = watch._running
+        before = limit.deadline
+        with uncounted():
+            assert limit.deadline == math.inf
+        assert before <= limit.deadline < before + 60.0
+
+    watch.run(work, 100.0)
+    # nobody watches here
+    with uncounted():
+        pass
     watch.close()
 
 

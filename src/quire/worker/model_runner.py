@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quire.errors import UserError
 from quire.messages import SchedulerOutput, StepOutput
 from quire.worker.kv_cache import KVCache
 from quire.worker.row_table import RowTable
@@ -118,7 +119,8 @@ class ModelRunner:
         except Exception as error:
             logger.exception("row %d could not be made ready", row)
             self._release(row)
-            failures[row] = f"it could not be made ready ({type(error).__name__}); the engine's log says more."
+            in_short = f"it could not be made ready ({type(error).__name__}); the engine's log says more."
+            failures[row] = str(error) if isinstance(error, UserError) else in_short
 
     def _release(self, row: int) -> None:
         for follower in self._followers:

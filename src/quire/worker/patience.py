@@ -10,10 +10,12 @@ Owns a thread that looks at the clock twice a second. Called by StepIsolation, w
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,12 +24,17 @@ T = TypeVar("T")
 # a step may take so many times as long as its tokens took when they were measured
 _TIMES_MEASURED = 4.0
 _LOOK_SECONDS = 0.5
+# the limit of the work that a thread runs
+_current = threading.local()
 # An exception that was set for a thread is raised when that thread next jumps back in Python code.
 _FEW_JUMPS = 100
 
 
 class TooLongError(Exception):
     """It was ended because it took too long."""
+
+    def __init__(self) -> None:
+        super().__init__("the step took far longer than its tokens do, and was ended")
 
 
 @dataclass
@@ -73,9 +80,11 @@ class Watch:
             self._thread.start()
         limit = _Limit(threading.get_ident(), time.monotonic() + seconds)
         self._running.append(limit)
+        _current.limit = limit
         try:
             return work()
         finally:
+            _current.limit = None
             self._end(limit)
 
     def _end(self, limit: _Limit) -> None:
@@ -104,6 +113,19 @@ class Watch:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What runs here is bounded in another way: it takes nothing of the time that the work of this thread may take."""
+    limit = getattr(_current, "limit", None) or _Limit(threading.get_ident(), math.inf)
+    deadline = limit.deadline
+    start = time.monotonic()
+    limit.deadline = math.inf
+    try:
+        yield
+    finally:
+        limit.deadline = deadline + time.monotonic() - start
 
 
 def _look(reference: weakref.ref[Watch]) -> None:

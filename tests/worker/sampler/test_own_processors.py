@@ -149,6 +149,7 @@ def test_arguments_that_do_not_fit_fail_their_own_row(llm: LLM) -> None:
     plain = texts(llm, [None])[0]
     failed, other = outputs(llm, [[{"name": "only", "args": {"no": 9}}], None])
     assert failed.outputs[0].finish_reason == "error"
+    assert "logits processor only: TypeError" in str(failed.outputs[0].stop_reason)
     assert other.outputs[0].token_ids == plain
 
 

@@ -28,10 +28,58 @@ use themselves. What has the same name and meaning on both sides is not listed (
   `LLMEngine`, `EngineArgs`, prompts and outputs have vLLM's names, positions and keywords.
 - **A program as it is**: `python -m quire.vllm SCRIPT`, which stands in for the package `vllm`.
 - **Logits processors** of vLLM's interface (`vllm.v1.sample.logits_processor`): `LLM(logits_processors=[...])` takes
-  the classes, where the engine core is in this process. Each sequence is a batch of one for them; all are applied
-  before temperature, and not beside drafts. Those of vLLM's second model runner are not built.
+  the classes, where the engine core is in this process ([below](#logits-processors)).
 - **HTTP**: the same addresses and fields for requests that generate; docs/fields.md says of each field what it does,
   or why it is refused. `--metrics-prefix vllm:` gives metrics the names of vLLM's dashboards.
+
+## Logits processors
+
+```python
+import torch
+
+from quire.vllm import LLM, LogitsProcessor, SamplingParams, process_dict_updates
+
+
+class OnlyThese(LogitsProcessor):
+    # nothing but the tokens that a request names
+    @classmethod
+    def validate_params(cls, params):
+        if not isinstance((params.extra_args or {}).get("tokens", []), list):
+            raise ValueError("tokens must be a list")
+
+    def __init__(self, vllm_config, device, is_pin_memory):
+        self.allowed = {}  # by place in the batch
+
+    def is_argmax_invariant(self):
+        return False
+
+    def update_state(self, batch_update):
+        process_dict_updates(self.allowed, batch_update, self.allowed_by)
+
+    def allowed_by(self, params, prompt, output):
+        tokens = (params.extra_args or {}).get("tokens")
+        return torch.tensor(tokens) if tokens else None
+
+    def apply(self, logits):
+        for place, tokens in self.allowed.items():
+            kept = logits[place, tokens].clone()
+            logits[place] = float("-inf")
+            logits[place, tokens] = kept
+        return logits
+
+
+llm = LLM("embedded", logits_processors=[OnlyThese])
+params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, extra_args={"tokens": [70, 71, 72]})
+print(llm.generate("Once upon a time", params)[0].outputs[0].token_ids)
+```
+
+A class sees each sequence as a batch of one: it is made for every sequence, and told that it was added at place 0. All
+are applied before temperature, and not beside drafts. Those of vLLM's second model runner are not built. A class that
+raises ends the requests that use it, with its name in `stop_reason`; the others go on. `validate_params` refuses a
+request before it starts. What takes long holds up all requests of the program, because they share steps: over one
+second a call there is a line with the class' name in the log, and a call of 10 seconds is interrupted and ends its
+request. That is done between two instructions of Python; a call into C that never returns cannot be interrupted, and
+the program stands still with it.
 """
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from quire.config import EngineConfig
-from quire.errors import OptionError, RequestError
+from quire.errors import OptionError, RequestError, one_line
 from quire.interfaces.compat.vllm_params import NOBODYS_ARGS, ExtraArgs, SamplingParams
 from quire.sampling_params import SamplingParams as OurSamplingParams
 
@@ -176,7 +176,7 @@ class Processors:
     """Those of an engine, for every request."""
 
     def __init__(self, wanted: Any, options: dict[str, Any]) -> None:
-        self._classes = [_class_of(one) for one in wanted or ()]
+        self._classes = [_class_of(processor) for processor in wanted or ()]
         if self._classes and options.get("speculative_config"):
             raise OptionError(
                 "logits_processors: classes of vLLM's cannot judge drafts. Leave speculative_config or these out."
@@ -203,21 +203,23 @@ class Processors:
         for made in self._classes:
             try:
                 made.validate_params(shown)
-            except ValueError as error:
-                raise RequestError(f"{made.__name__}: {error}", param="extra_args") from None
+            except Exception as error:
+                # a ValueError speaks to whoever asked; anything else is a fault of the class
+                kind = "" if isinstance(error, ValueError) else f"validate_params raised {type(error).__name__}: "
+                raise RequestError(f"{made.__name__}: {kind}{one_line(error)}", param="extra_args") from None
             own.append(OfOneSequence(made, config, shown))
         return msgspec.structs.replace(params, logits_processors=own)
 
 
 def _class_of(wanted: Any) -> type[LogitsProcessor]:
     """A class, or where it is: module:Class."""
-    found = wanted
+    processor_class = wanted
     if isinstance(wanted, str):
         module, _, name = wanted.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
+            processor_class = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise OptionError(f"logits_processors={wanted}: must be module:Class ({error}).") from None
-    if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+    if not (isinstance(processor_class, type) and issubclass(processor_class, LogitsProcessor)):
         raise OptionError(f"logits_processors={wanted!r}: must be a class made of vllm's LogitsProcessor.")
-    return found
+    return processor_class

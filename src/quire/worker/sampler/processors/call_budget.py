@@ -1,7 +1,8 @@
-"""How long a function that one request names may take in steps that others share.
+"""How long a function over single rows may take in steps that others share.
 
-It has an allowance, which each call fills up a little and uses up by its time. A call that takes all of it is
-interrupted where the interpreter gets to: in Python code, not in a call into C that never returns.
+One that a request names has an allowance, which each call fills up a little and uses up by its time. One that is the
+program's own may be slow, but must come to an end. A call that takes too long is interrupted where the interpreter gets
+to: in Python code, not in a call into C that never returns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ MOST_SECONDS = 1.0
 SECONDS_A_CALL = 0.02
 # Of one call, where others must find the same.
 SECONDS_OF_RANKS = 5.0
+# Of one call of a function that is the program's own: its first one may read files.
+SECONDS_OF_PROGRAM = 10.0
 _IDLE_SECONDS = 60.0
 _TURN_SECONDS = 0.0001
 
@@ -26,11 +29,8 @@ _TURN_SECONDS = 0.0001
 class TooSlowError(Exception):
     """It has used up what it may take of the steps of others."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"it takes too long: {SECONDS_A_CALL:g} s a token and {MOST_SECONDS:g} s at once are what one request may "
-            f"take of steps that others share, or {SECONDS_OF_RANKS:g} s at once with several workers"
-        )
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"it takes too long: {allowed} of steps that others share")
 
 
 class _Interruption(BaseException):
@@ -59,7 +59,9 @@ class CallBudget:
         finally:
             self._left -= time.monotonic() - start
             if self._left < 0:
-                raise TooSlowError from None
+                raise TooSlowError(
+                    f"{SECONDS_A_CALL:g} s a token and {MOST_SECONDS:g} s at once are what one request may take"
+                ) from None
 
 
 class EqualBudget:
@@ -68,6 +70,13 @@ class EqualBudget:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _interrupter.call(SECONDS_OF_RANKS, lambda: function(*args, **kwargs))
+
+
+class ProgramBudget:
+    """Of what the program brings itself. Only what does not come to an end is interrupted."""
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return _interrupter.call(SECONDS_OF_PROGRAM, lambda: function(*args, **kwargs))
 
 
 class _Call:
@@ -116,7 +125,7 @@ class _Interrupter:
             finally:
                 call.leave()
         except _Interruption:
-            raise TooSlowError from None
+            raise TooSlowError(f"{seconds:.3g} s at once are what one call may take") from None
 
     def _be_there(self) -> None:
         with self._start:

@@ -1,44 +1,50 @@
 """Logits processors that do not come with Quire (quire/logits_processors.py): functions over one row each.
 
-One that raises, or answers with anything but logits of its row, fails that row alone; so does one by name that takes
-long (call_budget.py). A function is the program's own, which may take what it likes.
+One that raises, or answers with anything but logits of its row, fails that row alone, and so does one that takes too
+long: one by name soon, a function of the program's own where it seems to hang (call_budget.py). What takes seconds is
+told of by name, because all rows of the step wait for it.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.errors import one_line
+from quire.errors import RequestError, one_line
 from quire.logits_processors import installed, name_and_args
 from quire.messages import AdmittedSequence
+from quire.worker.patience import uncounted
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.processors.call_budget import Budget
+from quire.worker.sampler.processors.call_budget import Budget, ProgramBudget
 from quire.worker.sampler.processors.processor import User
 
 logger = logging.getLogger(__name__)
+
+# A call that takes longer is told of, once in so long.
+_LONG_SECONDS = 1.0
+_SECONDS_BETWEEN_LINES = 60.0
 
 
 class OwnProcessor:
     """One of a row, and how it is called."""
 
     def __init__(self, asked: Any, budget: Budget) -> None:
-        """`budget`: of all samples of a request, where it is one by name."""
+        """`budget`: of all samples of a request."""
         self._asked = asked
         self._budget = budget
-        self._is_named = not callable(asked)
-        if self._is_named:
+        if callable(asked):
+            self.name = getattr(asked, "__name__", type(asked).__name__)
+            self._function: Callable[..., Any] = asked
+        else:
             self.name, args = name_and_args(asked)
             made = installed()[self.name].load()
-            self._function: Callable[..., Any] = budget.call(made, **args) if args or isinstance(made, type) else made
-        else:
-            self.name = getattr(asked, "__name__", type(asked).__name__)
-            self._function = asked
+            self._function = budget.call(made, **args) if args or isinstance(made, type) else made
         self.takes_prompt = _num_parameters(self._function) == 3
 
     def of_child(self) -> OwnProcessor:
@@ -49,7 +55,7 @@ class OwnProcessor:
 
     def apply(self, prompt: list[int], output: list[int], logits_V: Tensor) -> None:
         args = (prompt, output, logits_V) if self.takes_prompt else (output, logits_V)
-        answer = self._budget.call(self._function, *args) if self._is_named else self._function(*args)
+        answer = self._budget.call(self._function, *args)
         if answer is not None and answer is not logits_V:
             # else a single number would be that of every token
             if tuple(answer.shape) != tuple(logits_V.shape):
@@ -64,10 +70,18 @@ class OwnProcessors:
         self._table = table
         self._reasons = reasons
         self._new_budget = new_budget
+        # no line before this time
+        self._silent_until = 0.0
 
     def state_of(self, sequence: AdmittedSequence) -> list[OwnProcessor] | None:
         asked = sequence.sampling.logits_processors
-        return [OwnProcessor(one, self._new_budget()) for one in asked] if asked else None
+        return [self._made(processor) for processor in asked] if asked else None
+
+    def _made(self, asked: Any) -> OwnProcessor:
+        try:
+            return OwnProcessor(asked, ProgramBudget() if callable(asked) else self._new_budget())
+        except (Exception, SystemExit) as error:
+            raise RequestError(_said_of(name_and_args(asked)[0], error)) from error
 
     def state_of_child(self, parent: list[OwnProcessor]) -> list[OwnProcessor]:
         return [one.of_child() for one in parent]
@@ -79,13 +93,28 @@ class OwnProcessors:
             prompt = tokens[:num_prompt].tolist() if any(one.takes_prompt for one in user.state) else []
             output = tokens[num_prompt : user.length].tolist()
             for one in user.state:
+                start = time.monotonic()
                 try:
-                    one.apply(prompt, output, logits_NV[user.position])
-                except Exception as error:
+                    with uncounted():
+                        one.apply(prompt, output, logits_NV[user.position])
+                except (Exception, SystemExit) as error:
                     logger.warning("logits processor %s failed", one.name, exc_info=error)
-                    self._reasons[user.row] = f"logits processor {one.name}: {type(error).__name__}: {one_line(error)}"
+                    self._reasons[user.row] = _said_of(one.name, error)
                     logits_NV[user.position] = -torch.inf
                     break
+                finally:
+                    self._tell_time(one.name, start, time.monotonic())
+
+    def _tell_time(self, name: str, start: float, end: float) -> None:
+        if end - start > _LONG_SECONDS and end >= self._silent_until:
+            self._silent_until = end + _SECONDS_BETWEEN_LINES
+            logger.warning(
+                "logits processor %s took %.1f s of a step, in which all requests waited for it", name, end - start
+            )
+
+
+def _said_of(name: str, error: BaseException) -> str:
+    return f"logits processor {name}: {type(error).__name__}: {one_line(error)}"
 
 
 def _num_parameters(function: Callable[..., Any]) -> int:
