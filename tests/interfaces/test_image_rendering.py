@@ -7,6 +7,7 @@ import pytest
 
 from quire.config.images import ImageConfig
 from quire.errors import RequestError
+from quire.interfaces import image_rendering
 from quire.interfaces.image_rendering import SOUNDS, FairTurns, ImageRendering
 from quire.renderer.image_parts import Sources
 
@@ -69,6 +70,21 @@ def test_a_slow_video_holds_up_no_image_and_nobody_elses_video():
     asyncio.run(main())
 
 
+def test_a_slow_sound_holds_up_nobody_elses_sound():
+    async def main() -> None:
+        server = Server()
+        slow = [await server.begin("slow", f"slow {number}", Sources(), kind=SOUNDS) for number in range(3)]
+        other = await server.begin("other", "other", Sources(), kind=SOUNDS)
+        await server.until_begun("slow 0", "other")
+        server.work.end("other")
+        assert await other == "other"
+        for number in range(3):
+            server.work.end(f"slow {number}")
+        await asyncio.gather(*slow)
+
+    asyncio.run(main())
+
+
 def test_who_leaves_has_its_turn_until_its_thread_ends():
     """Else a client that comes and leaves would have as many threads as it likes."""
 
@@ -122,6 +138,34 @@ def test_the_client_that_had_no_turn_for_longest_goes_first():
 
         await asyncio.gather(*map(use, ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]))
         assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+    asyncio.run(main())
+
+
+def test_clients_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """And those that had a turn lately still wait for the others."""
+    monkeypatch.setattr(image_rendering, "_MOST_REMEMBERED", 3)
+
+    async def main() -> None:
+        turns = FairTurns(1, 1, 1)
+        for number in range(100):
+            await turns.take(f"{number}")
+            turns.give_back(f"{number}")
+        assert list(turns._last_turn) == ["97", "98", "99"]
+        assert not turns._taken
+        await turns.take("a")
+        order: list[str] = []
+
+        async def use(client: str) -> None:
+            await turns.take(client)
+            order.append(client)
+            turns.give_back(client)
+
+        waiting = [asyncio.ensure_future(use(client)) for client in ("a", "99", "98", "5")]
+        await asyncio.sleep(0)
+        turns.give_back("a")
+        await asyncio.gather(*waiting)
+        assert order == ["5", "98", "99", "a"]
 
     asyncio.run(main())
 

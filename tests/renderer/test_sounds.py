@@ -2,14 +2,17 @@
 
 import io
 import sys
+import threading
 import wave
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from quire.asked_process import AskedProcess
+from quire.asked_process import AskedProcesses
 from quire.config.sound_sizes import SoundSizes
 from quire.errors import RequestError
+from quire.renderer.decoding_process import REFUSED
 from quire.renderer.resampling import Resampler
 from quire.renderer.sound_files import BadSoundError, mixed, samples_of
 from quire.renderer.sounds import SoundProcessor
@@ -87,7 +90,7 @@ def test_strangers_are_heard_in_a_process_of_its_own():
     try:
         here = processor.hear((tone(0.5, 16_000), 16_000), "sound")
         there = processor.hear(wav(tone(0.5, 16_000), width=4), "sound")
-        assert isinstance(processor.process, AskedProcess)
+        assert isinstance(processor.processes, AskedProcesses)
         np.testing.assert_allclose(there.features_MF, here.features_MF, atol=1e-3)
         assert (there.seconds, there.num_columns, there.is_one_window) == (0.5, 50, True)
         for content in (b"x", bytes(26 << 20), wav(np.zeros(0, dtype=np.float32))):
@@ -102,7 +105,23 @@ def test_strangers_are_heard_in_a_process_of_its_own():
         with pytest.raises(RequestError, match=r"1\.7 s, and a prompt takes 1 s"):
             processor.one_window(tone(1.7, 16_000), "sound")
     finally:
-        processor.process.close()
+        processor.processes.close()
+
+
+def test_a_long_sound_does_not_hold_up_another():
+    both = threading.Barrier(2)
+
+    class Meeting:
+        def ask(self, question, seconds):
+            both.wait(60)
+            return bytearray(REFUSED + b"they met")
+
+    processor = SoundProcessor(sizes=SIZES, token_id=1)
+    processor.processes._make = Meeting
+    with ThreadPoolExecutor(2) as threads:
+        for answer in [threads.submit(processor.hear, b"sound", "here") for _ in range(2)]:
+            with pytest.raises(RequestError, match="they met"):
+                answer.result(60)
 
 
 @pytest.mark.parametrize("form", ["FLAC", "OGG", "MP3"])
@@ -116,7 +135,7 @@ def test_other_files(form: str):
     try:
         heard = processor.hear(file.getvalue(), "sound")
     finally:
-        processor.process.close()
+        processor.processes.close()
     assert heard.seconds == pytest.approx(1.0, abs=0.06)
     made = samples_of(file.getvalue())[2000:12_000]
     spectrum = np.abs(np.fft.rfft(made * np.hanning(len(made))))

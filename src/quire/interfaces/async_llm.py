@@ -526,7 +526,7 @@ class AsyncLLM:
 
     async def hear(self, sound: Any, where: str = "sound", rendering: ImageRendering | None = None) -> Sound:
         """What the model would hear of a sound, of which errors speak as `where`: encoded bytes, samples at 16 kHz, or
-        (samples, samples a second). Decoded beside the event loop, one at a time."""
+        (samples, samples a second). Decoded beside the event loop, of a client one at a time."""
         await self.start()
         sounds = self.renderer.sounds
         if sounds is None:

@@ -23,13 +23,15 @@ _T = TypeVar("_T")
 IMAGES, VIDEOS, SOUNDS, VECTORS = "images", "videos", "sounds", "vectors"
 # Of each kind: requests that have what was fetched in memory, and requests that are decoded; each of all, of one client
 # that is known, and of those that nobody knows apart. What is decoded is counted only when it is there, so of a client
-# it is one at a time. A process that decodes takes up to 320 MiB.
+# it is one at a time. A process that decodes takes up to 320 MiB. No sounds and vectors are fetched.
 _MOST = {
     IMAGES: ((6, 3, 6), (2, 1, 1)),
     VIDEOS: ((2, 1, 2), (2, 1, 1)),
-    SOUNDS: ((1, 1, 1), (1, 1, 1)),
+    SOUNDS: ((1, 1, 1), (2, 1, 1)),
     VECTORS: ((1, 1, 1), (1, 1, 1)),
 }
+# Clients whose last turn is known. One that had its last turn before those of all of these is as good as new.
+_MOST_REMEMBERED = 1024
 
 
 class ImageRendering:
@@ -108,7 +110,7 @@ class FairTurns:
         self._taken: Counter[str | None] = Counter()
         # by arrival
         self._waiting: dict[asyncio.Future[None], str | None] = {}
-        # when each client had its last turn
+        # when each client had its last turn, in this order
         self._last_turn: dict[str | None, int] = {}
         self._num_turns = 0
 
@@ -126,6 +128,8 @@ class FairTurns:
 
     def give_back(self, client: str | None) -> None:
         self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -139,7 +143,10 @@ class FairTurns:
             turn = min(candidates, key=lambda candidate: self._last_turn.get(self._waiting[candidate], 0))
             client = self._waiting.pop(turn)
             self._num_turns += 1
+            self._last_turn.pop(client, None)
             self._last_turn[client] = self._num_turns
+            if len(self._last_turn) > _MOST_REMEMBERED:
+                del self._last_turn[next(iter(self._last_turn))]
             self._taken[client] += 1
             turn.set_result(None)
 

@@ -172,7 +172,7 @@ class Renderer:
         if self._images is not None:
             self._images.close()
         if self.sounds is not None:
-            self.sounds.process.close()
+            self.sounds.processes.close()
 
     def media_sources(self, chat: str | Chat, images: Sequence[Any] = (), videos: Sequence[Any] = ()) -> Sources:
         """What stands for images and videos in a chat, or beside a text, and where: one in memory, a data URL, or a URL

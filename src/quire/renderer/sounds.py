@@ -6,7 +6,6 @@ Called by the renderer. Bytes are decoded in a process of their own, samples tha
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.asked_process import AskedProcess, NotStartedError
+from quire.asked_process import AskedProcess, AskedProcesses, NotStartedError
 from quire.config.sound_sizes import HOP_SAMPLES, RATE, SoundSizes
 from quire.errors import EngineError, RequestError
 from quire.messages import Media
@@ -27,6 +26,8 @@ Floats = npt.NDArray[np.float32]
 _PROGRAM = "quire.renderer.sound_process"
 # Half an hour takes a few.
 _SECONDS = 60.0
+# one for a client whose sound takes long, and one for the others
+_MOST_PROCESSES = 2
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,7 @@ class SoundProcessor:
     sizes: SoundSizes
     # what stands for the tokens of a sound: it opens every text
     token_id: int
-    process: AskedProcess = field(
-        default_factory=lambda: AskedProcess(_PROGRAM, lambda: [bytes(8), b"?"], {"OMP_NUM_THREADS": "1"})
-    )
-    # held while the process is asked
-    lock: Any = field(default_factory=threading.Lock)
+    processes: AskedProcesses = field(default_factory=lambda: AskedProcesses(_MOST_PROCESSES, _process))
 
     @classmethod
     def find(cls, folder: Path, hf_config: Mapping[str, Any]) -> SoundProcessor | None:
@@ -114,8 +111,7 @@ class SoundProcessor:
             raise _refused(f"it has {len(content)} bytes, at most {MOST_BYTES} are taken. Make it smaller.", where)
         asked = ASKED.pack(self.sizes.num_mels, self.sizes.num_samples)
         try:
-            with self.lock:
-                found = self.process.ask([asked, content or b"?"], _SECONDS)
+            found = self.processes.ask([asked, content or b"?"], _SECONDS)
         except TimeoutError:
             raise _refused(f"it takes more than {_SECONDS:g} s to decode. Make it shorter.", where) from None
         except (OSError, EOFError):
@@ -142,6 +138,10 @@ class SoundProcessor:
                 param=where,
             )
         return sound.window()
+
+
+def _process() -> AskedProcess:
+    return AskedProcess(_PROGRAM, lambda: [bytes(8), b"?"], {"OMP_NUM_THREADS": "1"})
 
 
 def _is_rate(rate: Any) -> bool:
