@@ -14,9 +14,11 @@ import torch
 from quire import kv_connectors
 from quire.config import KVConnectorConfig
 from quire.errors import OptionError
+from quire.kv_connectors import tiered
 from quire.kv_connectors.connector import BlockLoad, BlockStore, CacheLayout, NoSchedulerHalf, NoWorkerHalf
 from quire.kv_connectors.memory.store import PrefixStore, StoredPrefix, open_store
 from quire.kv_connectors.memory.worker import MemoryWorker
+from quire.kv_connectors.tiered.settings import TierSettings
 from quire.message_encoding import decode_to_core, encode
 from quire.messages import EngineRequest, KVTransfer, LayerSpec
 from quire.sampling_params import SamplingParams
@@ -130,10 +132,81 @@ def test_a_store_lives_as_long_as_somebody_has_it() -> None:
     assert open_store("short-lived").find("a") is None
 
 
-@pytest.mark.parametrize("max_bytes", [0, -1, "2GiB", True])
+@pytest.mark.parametrize("max_bytes", [0, -1, "2 pounds", "0", True, 1.5])
 def test_a_size_that_is_none(max_bytes: Any) -> None:
-    with pytest.raises(OptionError, match="max_bytes"):
+    with pytest.raises(OptionError, match=rf"^kv_connector: max_bytes=.*{max_bytes}.*: must be a size .*500M"):
         open_store("a", max_bytes)
+
+
+def test_sizes_are_written_as_elsewhere() -> None:
+    assert open_store("of a size", "1.5GiB").max_bytes == 3 * 2**29
+    settings = TierSettings.of(["file:///kv"], "2GiB", 1.0, "cost")
+    assert settings == TierSettings.of(("file:///kv",), 2**31, 1.0, "cost")
+    with pytest.raises(OptionError, match=r"^host_bytes=much: must be a size"):
+        tiered.worker_half(host_bytes="much")
+
+
+# ---- what is given to a connector
+
+
+class Disk:
+    """A connector from elsewhere."""
+
+    @staticmethod
+    def scheduler_half(layout: CacheLayout, *, folder: str, depth: int = 1) -> Any:
+        return layout, folder, depth + 1
+
+    @staticmethod
+    def worker_half(**args: Any) -> Any:
+        return args
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint(name="disk", value=f"{__name__}:Disk", group="quire.kv_connectors")
+    monkeypatch.setattr(kv_connectors, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Disk)
+
+
+@pytest.mark.usefixtures("disk")
+def test_what_fits_is_handed_on() -> None:
+    config = KVConnectorConfig("disk", {"folder": "/kv"})
+    assert kv_connectors.make_scheduler_half(config, LAYOUT) == (LAYOUT, "/kv", 2)
+    assert kv_connectors.make_worker_half(KVConnectorConfig("disk", {"colour": "red"})) == {"colour": "red"}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"fodler": "/kv"}, "kv_connector=disk: fodler: there is no such argument; it takes folder, depth. Did"),
+        ({"folder": "/kv", "layout": 1}, "kv_connector=disk: layout: there is no such argument; it takes folder"),
+        ({"depth": 2}, 'kv_connector=disk: folder is missing. Give it: {"name": "disk", "folder": ...}.'),
+        ({"folder": "redis://user:secret@host", "depth": "2"}, "kv_connector=disk: its code raised TypeError: "),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("disk")
+def test_what_does_not_fit_is_said_in_one_line(args: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        kv_connectors.make_scheduler_half(KVConnectorConfig("disk", args), LAYOUT)
+    text = str(refused.value)
+    assert text.startswith(says)
+    assert "\n" not in text
+    assert "secret" not in text
+    assert "()" not in text, "a call in Python means nothing to whoever wrote an option"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("memory", {"stroe": "a"}, 'kv_connector=memory: stroe: .* Did you mean "store"'),
+        ("tiered", {"host_byte": 1}, 'kv_connector=tiered: host_byte: .* Did you mean "host_bytes"'),
+        ("tiered", {"sharers": 1}, "kv_connector=tiered: sharers: there is no such argument"),
+        ("tiered", {"stores": 5}, "^stores=5: must be a list of addresses"),
+    ],
+)
+def test_what_ours_do_not_take(name: str, args: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        kv_connectors.make_worker_half(KVConnectorConfig(name, args))
 
 
 # ---- tensors

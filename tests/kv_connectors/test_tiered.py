@@ -373,7 +373,7 @@ def test_a_state_is_kept_where_everything_is_moved() -> None:
 def test_a_setting_that_is_none(values: dict[str, object], reason: str) -> None:
     settings = {"stores": (), "host_bytes": 1, "max_wait": 1.0, "rule": "cost"}
     with pytest.raises(OptionError, match=reason):
-        TierSettings(**(settings | values))  # type: ignore[arg-type]
+        TierSettings.of(**(settings | values))  # type: ignore[arg-type]
 
 
 def test_one_address_is_no_list_of_letters() -> None:

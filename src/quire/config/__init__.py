@@ -4,7 +4,7 @@ from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerCo
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.kv_store import shared_key
 from quire.config.model_facts import ModelFacts
-from quire.config.option import Option, checked, options_of, parse_bytes
+from quire.config.option import Option, checked, num_bytes_of, options_of, parse_bytes
 from quire.config.rank_grid import RankGrid, RankPlace
 from quire.config.resolve import Reasons, resolve
 from quire.config.speculation import SpeculationConfig
@@ -22,6 +22,7 @@ __all__ = [
     "SpeculationConfig",
     "WorkerConfig",
     "checked",
+    "num_bytes_of",
     "options_of",
     "parse_bytes",
     "resolve",

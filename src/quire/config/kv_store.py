@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.config.engine_config import TIERED, KVConnectorConfig
 from quire.config.engine_options import EngineOptions
-from quire.config.option import parse_bytes
+from quire.config.option import num_bytes_of
 from quire.errors import OptionError
 
 _HOST = "host"
@@ -75,10 +75,9 @@ def size_of(address: str) -> int:
     name, _, text = query.partition("=")
     if not query:
         return 0
-    num_bytes = parse_bytes(text, f"kv_store={place}: size") if name == "size" else 0
-    if num_bytes < 1:
+    if name != "size":
         raise OptionError(f"kv_store={address}: must be a size of at least one byte, as in {place}?size=4GiB.")
-    return num_bytes
+    return num_bytes_of(text, f"kv_store={place}: size")
 
 
 def _check_tiered(config: KVConnectorConfig, options: EngineOptions) -> None:

@@ -207,6 +207,14 @@ def parse_bytes(text: str, name: str = "size") -> int:
     return int(float(match.group(1)) * factor)
 
 
+def num_bytes_of(value: Any, name: str) -> int:
+    """A size inside an object: a whole number of bytes, or a text such as 1.5GiB. At least one byte."""
+    num_bytes = parse_bytes(value, name) if isinstance(value, str) else value
+    if type(num_bytes) is not int or num_bytes < 1:
+        raise OptionError(f"{name}={value!r}: must be a size of at least one byte, such as 500M, 2GiB or 1073741824.")
+    return num_bytes
+
+
 def parse_seconds(text: str, name: str = "time") -> float:
     """`50ms`, `2s` or a plain number of seconds."""
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*([a-zA-Z]*)\s*", text)

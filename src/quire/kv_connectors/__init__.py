@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.config import KVConnectorConfig
-from quire.errors import OptionError, UserError, suggestion
+from quire.errors import OptionError, UserError, one_line, suggestion
 from quire.kv_connectors.connector import (
     CacheLayout,
     Connector,
@@ -21,6 +22,8 @@ from quire.kv_connectors.connector import (
 )
 
 _BUILT_IN = {"memory": "quire.kv_connectors.memory", "tiered": "quire.kv_connectors.tiered"}
+# what a worker half gets beside the user's arguments
+_SHARERS = "sharers"
 _Half = TypeVar("_Half")
 
 
@@ -32,7 +35,7 @@ def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -
             "kv_store: of this model's sources and their texts each has blocks of its own, and no others, so that "
             "blocks that lie elsewhere would not be found. Leave kv_store, role and kv_connector out."
         )
-    half = _made(config, lambda connector: connector.scheduler_half(layout, **config.args))
+    half = _made(config, lambda connector: connector.scheduler_half, layout)
     if layout.has_states and not isinstance(half, NamedBlocks):
         raise OptionError(
             f"kv_connector={config.name}: this model has recurrent layers, whose state this connector cannot move; "
@@ -45,21 +48,49 @@ def make_worker_half(config: KVConnectorConfig | None, sharers: StageSharers | N
     """`sharers`: where several ranks keep a part of each block, which `tiered` alone can move."""
     if config is None:
         return NoWorkerHalf()
-    shared = {} if sharers is None else {"sharers": sharers}
-    return _made(config, lambda connector: connector.worker_half(**config.args, **shared))
+    shared = {} if sharers is None else {_SHARERS: sharers}
+    return _made(config, lambda connector: connector.worker_half, **shared)
 
 
-def _made(config: KVConnectorConfig, make: Callable[[Connector], _Half]) -> _Half:
+def _made(
+    config: KVConnectorConfig, half_of: Callable[[Connector], Callable[..., _Half]], *layout: Any, **shared: Any
+) -> _Half:
     """A half; somebody else's code may raise anything, and the user chose it by this option."""
     try:
-        return make(_connector(config.name))
+        make = half_of(_connector(config.name))
+        _check_names(config, make, num_others=len(layout))
+        return make(*layout, **config.args, **shared)
     except UserError:
         raise
     except Exception as error:
+        # its arguments are not shown: an address may hold a password
         raise OptionError(
-            f"kv_connector={config.name} with {dict(config.args)}: {error}. "
+            f"kv_connector={config.name}: its code raised {type(error).__name__}: {one_line(error)} "
             "Mend the arguments or the package that brings it, or leave the option out."
         ) from error
+
+
+def _check_names(config: KVConnectorConfig, make: Callable[..., Any], *, num_others: int) -> None:
+    """Of the arguments, as the function declares them behind so many that do not come from a user."""
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):
+        # nothing in Python: it speaks for itself
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    taken = {parameter.name: parameter for parameter in parameters[num_others:] if parameter.name != _SHARERS}
+    for name in config.args:
+        if name not in taken:
+            raise OptionError(
+                f"kv_connector={config.name}: {name}: there is no such argument; it takes {', '.join(taken) or 'none'}."
+                + suggestion(name, taken)
+            )
+    for name, parameter in taken.items():
+        if parameter.default is parameter.empty and name not in config.args:
+            raise OptionError(
+                f'kv_connector={config.name}: {name} is missing. Give it: {{"name": "{config.name}", "{name}": ...}}.'
+            )
 
 
 def _connector(name: str) -> Connector:

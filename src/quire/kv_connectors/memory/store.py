@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from quire.errors import OptionError
+from quire.config import num_bytes_of
 from quire.kv_connectors.connector import CacheLayout, Tokens
 
 _DEFAULT_BYTES = 1 << 30
@@ -102,13 +102,12 @@ _stores: WeakValueDictionary[str, PrefixStore] = WeakValueDictionary()
 _stores_lock = threading.Lock()
 
 
-def open_store(name: str, max_bytes: int | None = None) -> PrefixStore:
+def open_store(name: str, max_bytes: int | str | None = None) -> PrefixStore:
     """The store of that name in this process; with a size, that is its size from now on."""
-    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-        raise OptionError(f"kv_connector: max_bytes={max_bytes!r} must be a whole number of bytes, at least 1.")
+    num_bytes = None if max_bytes is None else num_bytes_of(max_bytes, "kv_connector: max_bytes")
     with _stores_lock:
         store = _stores.get(name)
         if store is None:
             store = _stores[name] = PrefixStore()
-        store.max_bytes = max_bytes or store.max_bytes
+        store.max_bytes = num_bytes or store.max_bytes
         return store

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks, StageSharers, WorkerHalf
-from quire.kv_connectors.tiered.settings import TierSettings, list_of
+from quire.kv_connectors.tiered.settings import TierSettings
 from quire.kv_connectors.tiered.tiers import open_tiers
 
 
@@ -29,7 +29,7 @@ def scheduler_half(
 ) -> NamedBlocks:
     from quire.kv_connectors.tiered.scheduler import TieredScheduler
 
-    return TieredScheduler(layout, open_tiers(TierSettings(list_of(stores), host_bytes, max_wait, rule)))
+    return TieredScheduler(layout, open_tiers(TierSettings.of(stores, host_bytes, max_wait, rule)))
 
 
 def worker_half(
@@ -43,7 +43,7 @@ def worker_half(
     from quire.kv_connectors.tiered.stage import TieredStage
     from quire.kv_connectors.tiered.worker import TieredWorker
 
-    settings = TierSettings(list_of(stores), host_bytes, max_wait, rule)
+    settings = TierSettings.of(stores, host_bytes, max_wait, rule)
     if sharers is None:
         return TieredWorker(open_tiers(settings))
     stages = sharers.stages
