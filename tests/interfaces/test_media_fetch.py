@@ -317,6 +317,15 @@ def test_no_file_of_this_machine(given: str, folder: Path) -> None:
     assert "no files are read here" in refused([given])
 
 
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [("https://host/a.png", "allowed_media_domains"), ("file:///a.png", "allowed_local_media_path")],
+)
+def test_the_option_has_the_name_that_its_user_writes(given: str, option: str) -> None:
+    """As a keyword of LLM, and at a command line."""
+    assert f"{option} (--{option.replace('_', '-')})" in refused([given], hosts=(), networks=())
+
+
 def test_a_file_that_is_too_large(folder: Path) -> None:
     with (folder / "large.png").open("wb") as file:
         file.truncate(MOST_BYTES + 1)

@@ -78,7 +78,10 @@ class MediaFetcher:
         files = {url: place for url, place in places.items() if url[:5].lower() == "file:"}
         asked = [(url, self._allowed(url, place), place) for url, place in places.items() if url not in files]
         if files and self._folder is None:
-            raise _refused(next(iter(files.values())), "no files are read here (--allowed-local-media-path)")
+            raise _refused(
+                next(iter(files.values())),
+                "no files are read here unless allowed_local_media_path (--allowed-local-media-path) names a folder",
+            )
         if not places:
             return {}
         budget = _Budget(MOST_BYTES_OF_REQUEST)
@@ -96,7 +99,9 @@ class MediaFetcher:
         if not (self._hosts or self._networks):
             if "://" not in url:
                 raise _refused(place, "this is no URL, and a path alone is not opened")
-            raise _refused(place, "no URL is fetched here (--allowed-media-domains)")
+            raise _refused(
+                place, "no URL is fetched here unless allowed_media_domains (--allowed-media-domains) names its host"
+            )
         if len(url) > _MOST_CHARACTERS or not _ALLOWED_CHARACTERS.issuperset(url):
             raise _refused(
                 place, f"a URL has at most {_MOST_CHARACTERS} characters, and none that must be written with %"
