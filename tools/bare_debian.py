@@ -7,7 +7,7 @@ Docker.
 
 `image` reads the Dockerfile: RUN, COPY, ARG, ENV, WORKDIR and USER do there what they do in Docker, but the Python is
 Debian's own. Trees lie in --work, and bases are used again. `--wheels` names a folder of wheels that are taken before
-PyPI's, such as the CPU build of torch.
+PyPI's, such as the CPU build of torch; without a network they are all that there is.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ LIBRARIES = {"bullseye": ["libffi7", "libssl1.1", "libsqlite3-0", "liblzma5", "l
 PORT = 18417
 QUESTION = {"messages": [{"role": "user", "content": "What is seven plus five?"}], "max_tokens": 16}
 START_SECONDS = 600.0
+# for one small package
+INDEX_SECONDS = 60.0
 
 
 class Tree:
@@ -81,6 +83,37 @@ def copy_of(base: Path, target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "-a", str(base), str(target)], check=True)
     return target
+
+
+# ---------------------------------------------------------------------------------------------------- pip
+
+
+def pip_settings(tree: Tree, python: str, links: str) -> dict[str, str]:
+    """Variables for pip. Ends the program where pip would find nothing: it tries again for minutes, one package after
+    another, and says nothing of it."""
+    wheels = {"PIP_FIND_LINKS": links} if links else {}
+    if reaches_packages(tree, python):
+        return wheels
+    if not links:
+        raise SystemExit(
+            "pip reaches no packages from here: there is no network, or no name of a host is found. Connect this "
+            "machine, or give --wheels FOLDER with the wheels of all that quire needs (pip download -d FOLDER)."
+        )
+    print("pip reaches no packages from here: only those of --wheels are taken", flush=True)
+    return {**wheels, "PIP_NO_INDEX": "1"}
+
+
+def reaches_packages(tree: Tree, python: str) -> bool:
+    tree.run([python, "-m", "venv", "/tmp/probe"])
+    few_tries = ["--no-deps", "--no-cache-dir", "--retries=0", "--timeout=10"]
+    command = tree.command(["/tmp/probe/bin/pip", "download", *few_tries, "--dest=/tmp/probe", "pip"])
+    try:
+        done = subprocess.run(command, timeout=INDEX_SECONDS, capture_output=True, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        shutil.rmtree(tree.root / "tmp/probe", ignore_errors=True)
+    return done.returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------- a Dockerfile
@@ -168,12 +201,14 @@ class Build:
 def build_image(work: Path, mounts: Sequence[tuple[str, str]], links: str, arguments: dict[str, str]) -> int:
     base = base_of("bookworm", work, PACKAGES["bookworm"])
     build = Build(base, work, arguments, mounts)
+    settings: dict[str, str] | None = None
     for word, rest in instructions((ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")):
         build.do(word, rest)
-        if word == "FROM" and links:
-            build.tree.environment["PIP_FIND_LINKS"] = links
+        if word == "FROM":
+            if settings is None:
+                settings = pip_settings(build.tree, "/usr/bin/python3", links)
+            build.tree.environment |= settings
     tree = build.tree
-    tree.environment.pop("PIP_FIND_LINKS", None)
     sizes = sizes_of(tree.root, base)
     for size, name in sorted(sizes, reverse=True):
         print(f"{size / 1e6:8.1f} MB compressed  {name}")
@@ -228,7 +263,8 @@ def try_wheel(
         shutil.copytree(python, tree.root / "opt/python", symlinks=True)
         interpreter = "/opt/python/bin/python3"
     shutil.copy2(wheel, tree.root / "tmp" / wheel.name)
-    tree.environment |= {"PIP_CERT": CERTIFICATES, "PIP_FIND_LINKS": links}
+    tree.environment["PIP_CERT"] = CERTIFICATES
+    tree.environment |= pip_settings(tree, interpreter, links)
     tree.run([interpreter, "-m", "venv", "/opt/quire"])
     tree.run(["/opt/quire/bin/pip", "install", "--quiet", "--no-cache-dir", "torch>=2.11,<2.14", f"/tmp/{wheel.name}"])
     tree.environment |= {"PATH": "/opt/quire/bin:/bin", "QUIRE_CPU_KERNELS": "jit", "QUIRE_CACHE_DIR": "/tmp/cache"}

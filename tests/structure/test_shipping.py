@@ -73,6 +73,30 @@ ENTRYPOINT ["quire", "serve"]
     assert (build.user, build.entry) == ("quire", ["quire", "serve"])
 
 
+@pytest.mark.parametrize(
+    ("command", "links", "settings"),
+    [
+        (["true"], "", {}),
+        (["true"], "/wheels", {"PIP_FIND_LINKS": "/wheels"}),
+        (["false"], "/wheels", {"PIP_FIND_LINKS": "/wheels", "PIP_NO_INDEX": "1"}),
+        (["false"], "", None),
+        (["sleep", "60"], "", None),
+    ],
+)
+def test_pip_is_not_waited_for_where_there_is_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], links: str, settings: dict[str, str] | None
+) -> None:
+    bare = tool("bare_debian")
+    monkeypatch.setattr(bare, "INDEX_SECONDS", 0.3 if command[0] == "sleep" else 60.0)
+    bare.Tree.run = lambda tree, command, folder="/": None
+    bare.Tree.command = lambda tree, command_in_tree: command
+    if settings is None:
+        with pytest.raises(SystemExit, match=r"pip reaches no packages from here: .* give --wheels FOLDER"):
+            bare.pip_settings(bare.Tree(tmp_path), "python3", links)
+    else:
+        assert bare.pip_settings(bare.Tree(tmp_path), "python3", links) == settings
+
+
 def test_the_dockerfiles_have_no_other_steps() -> None:
     bare = tool("bare_debian")
     known = {"FROM", "ARG", "ENV", "WORKDIR", "RUN", "COPY", "USER", "ENTRYPOINT", "CMD"}
