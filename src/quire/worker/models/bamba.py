@@ -12,7 +12,7 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel, complete_kv_heads, make_attention
 from quire.worker.models.mamba2_mixer import (
     FRAME_MODULES,
-    MIXER_DEFAULTS,
+    HYBRID_DEFAULTS,
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
@@ -46,20 +46,9 @@ class BambaForCausalLM(CausalLM):
         modules={"mamba": "self_attn", **FRAME_MODULES, **SCAN_WEIGHTS},
     )
     config_defaults = {
-        "vocab_size": 128_000,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
+        **HYBRID_DEFAULTS,
         "max_position_embeddings": 262_144,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
         "attn_layer_indices": None,
-        **MIXER_DEFAULTS,
     }
     complete_config = staticmethod(complete_config)
 

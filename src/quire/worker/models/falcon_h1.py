@@ -18,7 +18,7 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_kv_heads
 from quire.worker.models.mamba2_mixer import (
     FRAME_MODULES,
-    MIXER_DEFAULTS,
+    HYBRID_DEFAULTS,
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
@@ -135,21 +135,10 @@ class FalconH1ForCausalLM(CausalLM):
         },
     )
     config_defaults = {
-        "vocab_size": 128_000,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
+        **HYBRID_DEFAULTS,
         "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "mlp_bias": False,
         "projectors_bias": False,
-        "tie_word_embeddings": False,
         "mamba_d_ssm": 1024,
-        **MIXER_DEFAULTS,
         "mamba_norm_before_gate": True,
         "mamba_rms_norm": False,
         "embedding_multiplier": 1.0,

@@ -33,6 +33,21 @@ MIXER_DEFAULTS = {
     "mamba_proj_bias": False,
     "time_step_limit": None,
 }
+# the same of a whole model that has such mixers in Llama's frame
+HYBRID_DEFAULTS = {
+    "vocab_size": 128_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    **MIXER_DEFAULTS,
+}
 
 
 @dataclass(frozen=True)
