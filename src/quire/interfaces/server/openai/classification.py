@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 import msgspec
@@ -12,16 +11,17 @@ from starlette.datastructures import State
 
 from quire.errors import RequestError
 from quire.interfaces.class_labels import CLASSIFY, ClassLabels, checked_task
-from quire.interfaces.server.access.caller import current_caller, new_id
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.embeddings import BASE64, FLOAT, encoded
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.pooling_work import (
     MAX_INPUTS,
+    ListOf,
     PoolingAnswer,
-    PoolingUsage,
     PoolingWork,
     ScoringFields,
+    answer_of,
     entries_of,
     inputs_of,
 )
@@ -78,15 +78,8 @@ class Classified(msgspec.Struct):
     num_classes: int
 
 
-class ClassificationList(msgspec.Struct):
+class ClassificationList(ListOf[Classified]):
     """The answer of /v1/classify."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Classified]
-    usage: PoolingUsage
-    object: str = "list"
 
 
 class Numbers(msgspec.Struct):
@@ -97,15 +90,8 @@ class Numbers(msgspec.Struct):
     object: str = "pooling"
 
 
-class PoolingList(msgspec.Struct):
+class PoolingList(ListOf[Numbers]):
     """The answer of /pooling."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Numbers]
-    usage: PoolingUsage
-    object: str = "list"
 
 
 @router.post("/classify", openapi_extra=described(request=ClassifyRequest, answer=ClassificationList))
@@ -145,11 +131,8 @@ async def _classify(body: ClassifyRequest, state: State) -> PoolingAnswer:
         vector = output.outputs.vector
         return Classified(index, labels[int(vector.argmax())], vector.tolist(), len(vector))
 
-    async def whole() -> ClassificationList:
-        data = await entries_of(work, classified)
-        return ClassificationList(new_id("classify"), int(time.time()), body.model or model.name, data, work.usage)
-
-    return PoolingAnswer(whole)
+    name = body.model or model.name
+    return answer_of(ClassificationList, "classify", name, work.usage, lambda: entries_of(work, classified))
 
 
 async def _pool(body: PoolingRequest, state: State) -> PoolingAnswer:
@@ -163,11 +146,8 @@ async def _pool(body: PoolingRequest, state: State) -> PoolingAnswer:
     def numbers(index: int, output: EmbeddingRequestOutput) -> Numbers:
         return Numbers(index, encoded(output, is_base64=body.encoding_format == BASE64))
 
-    async def whole() -> PoolingList:
-        data = await entries_of(work, numbers)
-        return PoolingList(new_id("pool"), int(time.time()), body.model or model.name, data, work.usage)
-
-    return PoolingAnswer(whole)
+    name = body.model or model.name
+    return answer_of(PoolingList, "pool", name, work.usage, lambda: entries_of(work, numbers))
 
 
 def _task_of(asked: str | None, labels: ClassLabels) -> str:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.access.caller import Caller, Reservation
+from quire.interfaces.server.access.caller import Caller, Reservation, new_id
 from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.openai.rendering import WHOLE, Cut, render, render_pair
 from quire.interfaces.server.served_model import ServedModel
@@ -46,6 +46,17 @@ class PoolingUsage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+
+
+class ListOf(msgspec.Struct, Generic[_T]):
+    """An answer with an entry for each text."""
+
+    id: str
+    created: int
+    model: str
+    data: list[_T]
+    usage: PoolingUsage
+    object: str = "list"
 
 
 @dataclass(frozen=True)
@@ -240,6 +251,18 @@ class PoolingAnswer:
 
     async def whole(self) -> msgspec.Struct:
         return await self.make()
+
+
+def answer_of(
+    form: type[ListOf[_T]], kind: str, model: str, usage: PoolingUsage, entries: Callable[[], Awaitable[list[_T]]]
+) -> PoolingAnswer:
+    """`kind`: begins the name of the answer."""
+
+    async def whole() -> ListOf[_T]:
+        data = await entries()
+        return form(new_id(kind), int(time.time()), model, data, usage)
+
+    return PoolingAnswer(whole)
 
 
 async def entries_of(work: PoolingWork, entry: Callable[[int, EmbeddingRequestOutput], _T]) -> list[_T]:

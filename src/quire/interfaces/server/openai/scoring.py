@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -22,10 +21,12 @@ from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.pooling_work import (
     MAX_INPUTS,
+    ListOf,
     PoolingAnswer,
     PoolingUsage,
     PoolingWork,
     ScoringFields,
+    answer_of,
     inputs_of,
     pairs_of,
 )
@@ -78,15 +79,8 @@ class Score(msgspec.Struct):
     object: str = "score"
 
 
-class ScoreList(msgspec.Struct):
+class ScoreList(ListOf[Score]):
     """The answer of /v1/score."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
-    object: str = "list"
 
 
 class Document(msgspec.Struct):
@@ -148,11 +142,10 @@ async def _score(body: ScoreRequest, state: State) -> PoolingAnswer:
     second = texts_of(body.text_2, "text_2")
     comparison = await comparison_of(model, first, second, body, ("text_1", "text_2"))
 
-    async def whole() -> ScoreList:
-        data = [Score(index, score) for index, score in enumerate(await comparison.scores())]
-        return ScoreList(new_id("score"), int(time.time()), body.model or model.name, data, comparison.usage)
+    async def scored() -> list[Score]:
+        return [Score(index, score) for index, score in enumerate(await comparison.scores())]
 
-    return PoolingAnswer(whole)
+    return answer_of(ScoreList, "score", body.model or model.name, comparison.usage, scored)
 
 
 async def _rerank(body: RerankRequest, state: State) -> PoolingAnswer:
