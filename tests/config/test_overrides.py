@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config import EngineOptions, resolve
 from quire.config import overrides as overrides_module
-from quire.config.overrides import laid_over, overridden
+from quire.config.overrides import keys_added_by, laid_over, overridden
 from quire.errors import ModelError, OptionError
 from quire.testing.fake_engine import write_byte_checkpoint
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -112,10 +116,108 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         overridden(model, {"a": 1})
 
 
+@pytest.mark.parametrize(
+    ("overrides", "added"),
+    [
+        ({"vocab_size": 3, "model_type": "llama"}, ()),
+        ({"vocab_sise": 3}, ("vocab_sise",)),
+        ({"vision_config": {"depth": 2}}, ("vision_config", "vision_config.depth")),
+        ({"quantization_config": {"bits": 4}}, ("quantization_config",)),
+        (None, ()),
+    ],
+)
+def test_keys_that_the_file_does_not_have(tmp_path: Path, overrides: Any, added: tuple[str, ...]) -> None:
+    model = model_in(tmp_path)
+    assert keys_added_by(model, overrides) == added
+    options = EngineOptions(model=str(model), device="cpu", hf_overrides=overrides)
+    assert resolve(options)[0].worker.added_config_keys == added
+
+
+def test_a_part_keeps_the_keys_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"head_dim": 3}}')
+    overrides = {"text_config": {"head_dim": 4, "head_dimm": 4}}
+    assert keys_added_by(tmp_path, overrides) == ("text_config.head_dimm",)
+
+
+@pytest.fixture
+def forgets() -> Iterator[Callable[[], None]]:
+    """As a program does that ends."""
+
+    def forget() -> None:
+        while overrides_module._locked:
+            os.close(overrides_module._locked.popitem()[1])
+
+    yield forget
+    forget()
+
+
+def test_folders_that_nobody_uses_are_bounded(tmp_path: Path, forgets: Callable[[], None]) -> None:
+    model = model_in(tmp_path)
+    root = tmp_path / "cache" / "hf_overrides"
+    root.mkdir(parents=True, mode=0o700)
+    # what somebody else has put there, and what a program left that was killed
+    (root / "notes").mkdir()
+    (root / "abandoned.part").mkdir()
+    with_a_file = overridden(model, {"vocab_size": 500})
+    (with_a_file / "thoughts.txt").write_text("mine")
+    forgets()
+    before = {entry.name for entry in model.iterdir()}
+    old = [overridden(model, {"vocab_size": 600 + number}) for number in range(20)]
+    for number, folder in enumerate([with_a_file, *old]):
+        os.utime(folder, (number, number))
+    assert all(folder.is_dir() for folder in old), "a program that runs has them all"
+    forgets()
+    newest = overridden(model, {"vocab_size": 700})
+    assert [folder.is_dir() for folder in old] == [False] * 4 + [True] * 16
+    assert newest.is_dir()
+    assert (with_a_file / "thoughts.txt").read_text() == "mine"
+    assert (with_a_file / "config.json").is_file()
+    assert (root / "notes").is_dir()
+    assert not (root / "abandoned.part").exists()
+    assert {entry.name for entry in model.iterdir()} == before
+    assert all(entry.stat().st_size for entry in model.iterdir() if entry.is_file())
+
+
+def test_one_that_another_program_uses_stays(tmp_path: Path, forgets: Callable[[], None]) -> None:
+    model = model_in(tmp_path)
+    folders = [overridden(model, {"vocab_size": 600 + number}) for number in range(20)]
+    for number, folder in enumerate(folders):
+        os.utime(folder, (number, number))
+    forgets()
+    program = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_SH); print(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(folders[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        overridden(model, {"vocab_size": 700})
+        other.communicate(b"\n")
+    assert [folder.is_dir() for folder in folders] == [True] + [False] * 3 + [True] * 16
+
+
+def test_a_program_that_uses_many_gives_up_the_first(
+    tmp_path: Path, forgets: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overrides_module, "_MOST_LOCKED", 3)
+    monkeypatch.setattr(overrides_module, "_MOST_UNUSED", 0)
+    model = model_in(tmp_path)
+    folders = [overridden(model, {"vocab_size": 600 + number}) for number in range(5)]
+    assert [folder.is_dir() for folder in folders] == [False, False, True, True, True]
+
+
 def test_a_gguf_file_has_none(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     with pytest.raises(OptionError, match="GGUF file"):
         overridden(tmp_path / "model.gguf", {"a": 1})
+
+
+def test_a_misspelt_key_ends_the_start(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama")
+    with pytest.raises(
+        OptionError, match=r"hf_overrides: max_positon_embeddings: .* mean \"max_position_embeddings\"\?"
+    ):
+        LLM(str(model), engine_process=True, hf_overrides={"max_positon_embeddings": 77})
 
 
 def test_tokens_are_those_of_a_checkpoint_with_these_values(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ default tests a sample.
 _SETTINGS = """
 `hf_overrides` lays other values over a model's config.json before anything reads it: `{"architectures": [...]}`, or
 `{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}`, which makes the
-model's length 131,072. The model's files stay as they are: what is read is a folder of links in the user's cache.
+model's length 131,072. A key that is in nobody's configuration ends the start, with the name that was probably meant.
+The model's files stay as they are: what is read is a folder of links in the user's cache. 16 of those folders are kept
+for the next start, and the others deleted.
 
 A model with two sets of angles (`longrope`: Phi 3 and 4) takes those for long texts, for short ones too, where
 `max_model_len` is above `original_max_position_embeddings` of its config.json, because keys in the cache cannot follow

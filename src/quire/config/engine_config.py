@@ -85,6 +85,8 @@ class WorkerConfig:
     enable_prompt_embeds: bool = False
     # the image that costs the encoder most; None: the model takes none
     largest_image: LargestImage | None = None
+    # of config.json: keys that hf_overrides brings and the model's own file does not have
+    added_config_keys: tuple[str, ...] = ()
 
     def of_rank(self, rank: int) -> WorkerConfig:
         """The same for another rank, on processors of its own."""

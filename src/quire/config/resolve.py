@@ -23,7 +23,7 @@ from quire.config.model_facts import ModelFacts
 from quire.config.model_names import names_of_model
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
-from quire.config.overrides import overridden
+from quire.config.overrides import keys_added_by, overridden
 from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
 from quire.config.rank_grid import RankGrid
@@ -136,6 +136,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         enable_prompt_embeds=options.enable_prompt_embeds,
         watermark=None if options.watermark_config is None else Watermark.of(options.watermark_config),
         largest_image=sizes.within(images.max_num_encoder_tokens).largest(length) if sizes else None,
+        added_config_keys=keys_added_by(found, options.hf_overrides),
     )
     own_names = names_of_model(options.model, found, facts.hf_config)
     config = EngineConfig(

@@ -22,6 +22,7 @@ from quire.config.quantization import format_of
 from quire.errors import ModelError, QuireError, one_line
 from quire.worker.attention import bind_backend
 from quire.worker.checkpoints import open_checkpoint
+from quire.worker.config_keys import check_added_keys
 from quire.worker.dummy_weights import fill_randomly
 from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import Scheme, find_scheme
@@ -54,6 +55,8 @@ def load_model(config: WorkerConfig) -> nn.Module:
     dtype = platform.dtype(config.dtype)
     scheme = None if config.quantization is None else find_scheme(config.quantization)
     model_class, tower = _choice(config, facts)
+    if config.added_config_keys:
+        check_added_keys(config.added_config_keys, facts.hf_config, model_class)
     if tower is not None:
         facts = tower.facts
         _logger.warning("%s.", tower.remark)
