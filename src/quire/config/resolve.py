@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arithmetic import has_experts
-from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, WorkerConfig
+from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EngineOptions
 from quire.config.executor_backend import resolve_executor_backend
 from quire.config.generation_config import NONE, with_recommended
 from quire.config.image_sizes import ImageSizes
-from quire.config.images import resolve_images
+from quire.config.images import ImageConfig, resolve_images
 from quire.config.kv_events import resolve_kv_events
 from quire.config.kv_store import resolve_kv_connector, shared_key
 from quire.config.lora import num_slots, resolve_lora_modules, resolve_max_cpu_loras
@@ -63,10 +63,45 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     options = EngineOptions(**checked(EngineOptions, values))
     found = locate(options.model, options.revision, load_format=options.load_format)
     path = overridden(found, options.hf_overrides)
-    tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer not in (None, "none") else path
     facts = with_recommended(ModelFacts.read(path), options.generation_config)
-    decided: dict[str, tuple[object, str]] = {}
+    options, decisions = _decide(options, facts)
+    _check_together(options, facts, decisions)
+    worker = _worker_config(options, facts, decisions, keys_added_by(found, options.hf_overrides))
+    own_names = names_of_model(options.model, found, facts.hf_config)
+    return _engine_config(options, facts, decisions, worker, own_names), _reasons(options, decisions.reasons)
 
+
+@dataclasses.dataclass(frozen=True)
+class _Decisions:
+    """What was left open, or follows from several options."""
+
+    device: str
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str | None
+    max_model_len: int
+    grid: RankGrid
+    executor_backend: str
+    num_threads: int
+    # workers on this machine
+    num_workers: int
+    swap_space_bytes: int | None
+    speculation: SpeculationConfig | None
+    connector: KVConnectorConfig | None
+    lora_modules: tuple[tuple[str, str], ...]
+    max_cpu_loras: int
+    images: ImageConfig
+    # value and reason, by the name of the option
+    reasons: dict[str, tuple[object, str]]
+
+    @property
+    def connector_name(self) -> str | None:
+        return None if self.connector is None else self.connector.name
+
+
+def _decide(options: EngineOptions, facts: ModelFacts) -> tuple[EngineOptions, _Decisions]:
+    """The options are others for an encoder, which keeps nothing of a token."""
+    decided: dict[str, tuple[object, str]] = {}
     device, decided["device"] = _device(options)
     dtype, decided["dtype"] = _dtype(options, facts, device)
     quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config)
@@ -84,30 +119,56 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     threads, decided["num_threads"] = _num_threads(options, facts, num_workers)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
-    connector = resolve_kv_connector(options)
-    shares_blocks = connector is not None and connector.name == TIERED
-    lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
-    sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
-    connector_name = None if connector is None else connector.name
-    _check_ranks(options, grid, device, connector_name)
+    return options, _Decisions(
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=length,
+        grid=grid,
+        executor_backend=backend,
+        num_threads=threads,
+        num_workers=num_workers,
+        swap_space_bytes=swap_space,
+        speculation=speculation,
+        connector=resolve_kv_connector(options),
+        lora_modules=resolve_lora_modules(options),
+        max_cpu_loras=max_cpu_loras,
+        images=images,
+        reasons=decided,
+    )
+
+
+def _check_together(options: EngineOptions, facts: ModelFacts, decisions: _Decisions) -> None:
+    """Raises OptionError for options of which each is right, and that do not go with others."""
+    _check_ranks(options, decisions.grid, decisions.device, decisions.connector_name)
     _check_compile(options)
     _check_experts(options, facts)
-    _check_replicas(options, device, connector_name)
-    kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
+    _check_replicas(options, decisions.device, decisions.connector_name)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
     _check_policy_options(options)
-    worker = WorkerConfig(
-        model_path=str(path),
-        device=device,
-        dtype=dtype,
+
+
+def _worker_config(
+    options: EngineOptions, facts: ModelFacts, decisions: _Decisions, added_config_keys: tuple[str, ...]
+) -> WorkerConfig:
+    length = decisions.max_model_len
+    threads = decisions.num_threads
+    connector = decisions.connector
+    speculation = decisions.speculation
+    sizes = ImageSizes.read(facts.path, facts.hf_config)
+    return WorkerConfig(
+        model_path=str(facts.path),
+        device=decisions.device,
+        dtype=decisions.dtype,
         model_impl=options.model_impl,
         load_format=options.load_format,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
+        quantization=decisions.quantization,
+        kv_cache_dtype=decisions.kv_cache_dtype,
         packed_weights_cache=int(options.packed_weights_cache * 2**30),
         trust_remote_code=options.trust_remote_code,
         max_model_len=length,
@@ -117,29 +178,38 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         gpu_memory_utilization=options.gpu_memory_utilization,
         attention_backend=options.attention_backend,
         num_threads=threads,
-        processors=processors().pinned(threads * num_workers),
+        processors=processors().pinned(threads * decisions.num_workers),
         compile=options.compile,
         enforce_eager=options.enforce_eager,
         seed=options.seed,
-        grid=grid,
-        executor_backend=backend,
+        grid=decisions.grid,
+        executor_backend=decisions.executor_backend,
         host_ip=options.host_ip,
         rank_invariant=options.rank_invariant,
         swap_directory=options.swap_directory,
         speculation=speculation,
         kv_connector=connector,
-        weights_fingerprint=_fingerprint(options, path, facts, length, speculation) if connector is not None else "",
+        weights_fingerprint=_fingerprint(options, facts, length, speculation) if connector is not None else "",
         max_loras=num_slots(options),
-        max_cpu_loras=max_cpu_loras,
+        max_cpu_loras=decisions.max_cpu_loras,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
         encoder_cache_bytes=options.encoder_cache_bytes,
         enable_prompt_embeds=options.enable_prompt_embeds,
         watermark=None if options.watermark_config is None else Watermark.of(options.watermark_config),
-        largest_image=sizes.within(images.max_num_encoder_tokens).largest(length) if sizes else None,
-        added_config_keys=keys_added_by(found, options.hf_overrides),
+        largest_image=sizes.within(decisions.images.max_num_encoder_tokens).largest(length) if sizes else None,
+        added_config_keys=added_config_keys,
     )
-    own_names = names_of_model(options.model, found, facts.hf_config)
-    config = EngineConfig(
+
+
+def _engine_config(
+    options: EngineOptions, facts: ModelFacts, decisions: _Decisions, worker: WorkerConfig, own_names: tuple[str, ...]
+) -> EngineConfig:
+    connector = decisions.connector
+    shares_blocks = connector is not None and connector.name == TIERED
+    tokenizer = facts.path
+    if options.tokenizer not in (None, "none"):
+        tokenizer = locate(options.tokenizer, name="tokenizer")
+    return EngineConfig(
         facts=facts,
         worker=worker,
         tokenizer_path=None if options.tokenizer == "none" else str(tokenizer),
@@ -150,7 +220,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         special_tokens_in_messages=options.special_tokens_in_messages,
         reasoning_parser=options.reasoning_parser,
         use_generation_config=options.generation_config != NONE,
-        max_model_len=length,
+        max_model_len=decisions.max_model_len,
         may_lower_max_model_len=options.max_model_len is None,
         max_logprobs=options.max_logprobs,
         seed=options.seed,
@@ -163,7 +233,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         state_checkpoint_share=options.state_checkpoint_share,
         pinned_prefixes=options.pinned_prefixes,
         preemption_mode=options.preemption_mode,
-        swap_space_bytes=swap_space,
+        swap_space_bytes=decisions.swap_space_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         scheduling_policy={"fcfs": "fifo"}.get(options.scheduling_policy, options.scheduling_policy),
@@ -180,21 +250,20 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         record=None if options.record is None else str(Path(options.record).expanduser().absolute()),
         record_bytes=options.record_bytes,
         record_redact=options.record_redact,
-        speculation=speculation,
+        speculation=decisions.speculation,
         kv_connector=connector,
         prefix_hash_key=shared_key("block names") if shares_blocks else b"",
-        lora_modules=lora_modules,
+        lora_modules=decisions.lora_modules,
         hooks=options.hooks,
         hook_timeout=options.hook_timeout,
         hook_on_failure=options.hook_on_failure,
         hook_process=options.hook_process,
-        images=images,
+        images=decisions.images,
         data_parallel_size=options.data_parallel_size,
         routing_policy=options.routing_policy,
-        kv_events=kv_events,
+        kv_events=resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching),
         role=options.role,
     )
-    return config, _reasons(options, decided)
 
 
 def _reasons(options: EngineOptions, decided: dict[str, tuple[object, str]]) -> Reasons:
@@ -318,10 +387,10 @@ def _least_block_bytes(options: EngineOptions) -> int:
 
 
 def _fingerprint(
-    options: EngineOptions, path: Path, facts: ModelFacts, max_model_len: int, speculation: SpeculationConfig | None
+    options: EngineOptions, facts: ModelFacts, max_model_len: int, speculation: SpeculationConfig | None
 ) -> str:
     """Of all weights that write into the KV cache, and of how long sequences may be where that changes the keys."""
-    own = weights_fingerprint(path, load_format=options.load_format, seed=options.seed)
+    own = weights_fingerprint(facts.path, load_format=options.load_format, seed=options.seed)
     if _has_two_sets_of_angles(facts.hf_config):
         own = f"{own} up to {max_model_len}"
     if speculation is None or speculation.model_path is None:

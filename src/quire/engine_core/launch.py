@@ -86,13 +86,8 @@ def build_engine_core(
         measured.seconds_per_step,
         measured.seconds_per_token,
     )
-    speculation = None
-    if config.speculation is not None:
-        with phases.measure("measure speculation"):
-            speculation = _speculation(config, SpeculationCosts(**executor.control("measure_speculation", {})))
-    kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
-    layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
-    connector = make_half(config.kv_connector, layout)
+    speculation = _speculation(config, executor, phases)
+    connector = make_half(config.kv_connector, _layout(config, groups, measured))
     # numbers are this engine's own
     adapters = EngineAdapters(
         executor.control, config.worker.max_cpu_loras, content_names_blocks=isinstance(connector, NamedBlocks)
@@ -118,11 +113,7 @@ def build_engine_core(
     if depth:
         executor.run_ahead()
     failpoint("start_ready")
-    memory: IdleMemory | NoIdleMemory = NoIdleMemory()
-    if config.worker.device == "cpu":
-        layers = measured.layers
-        memory = idle_memory(scheduler.manager.pool, layers, config.worker.slots_per_block, executor.control)
-        memory.foresee(measured.step_bytes + config.recorder_bytes)
+    memory = _idle_memory_of(config, measured, scheduler, executor)
     core = assemble(
         config,
         executor,
@@ -137,6 +128,23 @@ def build_engine_core(
     core.ready.seconds_per_token = measured.seconds_per_token
     core.ready.seconds_per_step = measured.seconds_per_step
     return core
+
+
+def _idle_memory_of(
+    config: EngineConfig, measured: WorkerCapacity, scheduler: Scheduler, executor: Executor
+) -> IdleMemory | NoIdleMemory:
+    """On a CPU blocks go back to the system when nobody needs them."""
+    if config.worker.device != "cpu":
+        return NoIdleMemory()
+    pool = scheduler.manager.pool
+    memory = idle_memory(pool, measured.layers, config.worker.slots_per_block, executor.control)
+    memory.foresee(measured.step_bytes + config.recorder_bytes)
+    return memory
+
+
+def _layout(config: EngineConfig, groups: list[list[str]], measured: WorkerCapacity) -> CacheLayout:
+    kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
+    return CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
 
 
 def make_executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
@@ -254,9 +262,13 @@ def _constraints(config: EngineConfig, num_cohorts: int) -> list[Constraint]:
     return constraints
 
 
-def _speculation(config: EngineConfig, costs: SpeculationCosts) -> Speculation:
+def _speculation(config: EngineConfig, executor: Executor, phases: PhaseTimer) -> Speculation | None:
+    """By the prices of steps and drafts on this machine."""
     asked = config.speculation
-    assert asked is not None
+    if asked is None:
+        return None
+    with phases.measure("measure speculation"):
+        costs = SpeculationCosts(**executor.control("measure_speculation", {}))
     return AdaptiveSpeculation(config.max_num_seqs, asked.num_speculative_tokens, asked.lookahead, costs)
 
 

@@ -89,20 +89,7 @@ class BatchBuilder:
             row_T = np.repeat(rows_S, num_tokens_S)
             position_T = np.arange(len(row_T)) + np.repeat(num_computed_S - query_starts_S1[:-1], num_tokens_S)
         num_drafts_S = table.num_drafts[rows_S]
-        num_verified_S = table.num_total[rows_S] - num_drafts_S
-        is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S] & table.samples[rows_S]
-        rows_N = rows_S[is_sampling_S]
-        lengths_N = seq_lens_S[is_sampling_S]
-        indices_N = query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1
-        has_drafts = bool(num_drafts_S.any())
-        if has_drafts:
-            # one for each token from the last verified one to the last of the step
-            counts_N = lengths_N - num_verified_S[is_sampling_S] + 1
-            back_N = np.repeat(counts_N.cumsum(), counts_N) - np.arange(counts_N.sum()) - 1
-            rows_N = np.repeat(rows_N, counts_N)
-            lengths_N = np.repeat(lengths_N, counts_N) - back_N
-            indices_N = np.repeat(indices_N, counts_N) - back_N
-
+        rows_N, lengths_N, indices_N = self._questions(rows_S, seq_lens_S, query_starts_S1, num_drafts_S)
         arrays: list[Array] = [
             table.token_ids[row_T, position_T].astype(np.int64),
             position_T,
@@ -133,7 +120,7 @@ class BatchBuilder:
             num_computed_S=num_computed_S,
             query_starts_S1=query_starts_S1,
             num_drafts_S=num_drafts_S,
-            has_drafts=has_drafts,
+            has_drafts=bool(num_drafts_S.any()),
             sampling_rows_N=rows_N,
             lengths_N=lengths_N,
             input_ids_T=input_ids_T,
@@ -143,6 +130,26 @@ class BatchBuilder:
             states=self._states.build(rows_S, num_tokens_S, starts) if self._states is not None else None,
             adapter_slots_T=self._adapter_slots(rows_S, row_T),
         )
+
+    def _questions(
+        self, rows_S: IntArray, seq_lens_S: IntArray, query_starts_S1: Array, num_drafts_S: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """After which tokens of the step another one is chosen: their rows, how many tokens each row has up to there,
+        and where they stand in the step."""
+        table = self._table
+        num_verified_S = table.num_total[rows_S] - num_drafts_S
+        is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S] & table.samples[rows_S]
+        rows_N = rows_S[is_sampling_S]
+        lengths_N = seq_lens_S[is_sampling_S]
+        indices_N = query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1
+        if not num_drafts_S.any():
+            return rows_N, lengths_N, indices_N
+        # one for each token from the last verified one to the last of the step
+        counts_N = lengths_N - num_verified_S[is_sampling_S] + 1
+        back_N = np.repeat(counts_N.cumsum(), counts_N) - np.arange(counts_N.sum()) - 1
+        lengths_N = np.repeat(lengths_N, counts_N) - back_N
+        indices_N = np.repeat(indices_N, counts_N) - back_N
+        return np.repeat(rows_N, counts_N), lengths_N, indices_N
 
     def _adapter_slots(self, rows_S: IntArray, row_T: IntArray) -> Tensor | None:
         slots = self._table.adapter_slots

@@ -202,28 +202,25 @@ class Worker:
         """
         config = self._config
         model = self._loaded_model()
-        device = self._platform.device
-        layers = attention_layers(model)
         # Not earlier: what is measured is the model uncompiled, which needs no less memory.
         is_compiled = self._compile(model)
-        cache = KVCache()
-        cached_layers = layers | self._proposer.layers
+        layers = attention_layers(model) | self._proposer.layers
         recurrent = recurrent_layers(model)
         if self._ranks.stages.size > 1:
-            groups = [[name for name in names if name in cached_layers or name in recurrent] for names in groups]
+            groups = [[name for name in names if name in layers or name in recurrent] for names in groups]
+        specs = [layer.spec for layer in layers.values()]
+        specs += [layer.spec for layer in recurrent.values()]
         graph_device = self._graph_device(model)
         # The core knows of none that is behind its last one: there graphs write what is nobody's.
         num_spare = 0 if graph_device is None else 1
+        cache = KVCache()
+        device = self._platform.device
         cache.allocate(
-            cached_layers, groups, num_blocks + num_spare, config.slots_per_block, device, recurrent, num_state_blocks
+            layers, groups, num_blocks + num_spare, config.slots_per_block, device, recurrent, num_state_blocks
         )
         # What a connector moves between steps says nothing of the blocks that it touches.
         has_lane = isinstance(self._connector, NoWorkerHalf)
         cache.open_swap_space(num_host_blocks, self._host_memory, self._platform.copy_lane() if has_lane else None)
-        specs = [layer.spec for layer in cached_layers.values()]
-        specs += [layer.spec for layer in recurrent.values()]
-        states = state_layout(specs, groups, config.slots_per_block, num_state_blocks)
-        num_state_blocks = num_state_blocks or (states.num_blocks if states else 0)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
@@ -233,13 +230,26 @@ class Worker:
         elif self._platform.name == "cpu" and not (is_compiled or config.enforce_eager):
             for module in [] if hands_on_inner_states(model) else self._proposer.recordable(model):
                 self._record(module)
+        states = state_layout(specs, groups, config.slots_per_block, num_state_blocks)
+        num_state_blocks = num_state_blocks or (states.num_blocks if states else 0)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
         of_attention = groups[: len(groups) - (num_state_blocks > 0)]
-        windows = [_window_of([cached_layers[name] for name in names]) for names in of_attention]
+        windows = [_window_of([layers[name] for name in names]) for names in of_attention]
         blocks_per_row = -(-config.max_model_len // config.block_size)
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, num_state_blocks)
-        encoding = encoding_layers(model)
-        backend = next((layer.backend for layer in [*layers.values(), *encoding]), None)
+        state_tables = StateTables(table, list(recurrent.values()), device) if states else None
+        self._runner = self._make_runner(model, cache, table, state_tables)
+        if num_state_blocks:
+            num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
+            try_step(self._runner, num_tokens, len(groups), num_state_blocks)
+        forget_expert_tokens(model)
+
+    def _make_runner(
+        self, model: nn.Module, cache: KVCache, table: RowTable, state_tables: StateTables | None
+    ) -> ModelRunner:
+        """What runs steps over this cache and these rows, and all that follows the rows."""
+        config = self._config
+        stages = self._ranks.stages
         sampler = Sampler(
             table,
             model.compute_logits,
@@ -249,29 +259,23 @@ class Worker:
             speech=SpeechTokens.read(ModelFacts.read(Path(config.model_path))) if has_sources(model) else None,
             watermark=config.watermark,
         )
-        state_tables = StateTables(table, list(recurrent.values()), device) if states else None
-        batches = BatchBuilder(table, config.block_size, device, state_tables)
+        batches = BatchBuilder(table, config.block_size, self._platform.device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        stages = self._ranks.stages
-        if _takes_images(model) or config.enable_prompt_embeds:
-            self._inputs = ImageRows(model, device, config.encoder_cache_bytes, layers.values())
-        if has_sources(model):
-            rows = table.num_rows
-            self._inputs = SourceRows(model, list(layers.values()), rows, device, config.encoder_cache_bytes)
-        if encoding:
-            self._inputs = EncoderRows(encoding, config.max_num_seqs, device)
-        if not stages.is_first:
-            self._inputs = StageInputs(stages, table, self._inputs)
+        self._inputs = self._open_inputs(model, table)
         step_sampler: StepSampler = sampler
         if not stages.is_last:
             step_sampler = self._outputs = StageOutputs(stages, table, sampler)
+        layers = [*attention_layers(model).values(), *encoding_layers(model)]
+        backend = next((layer.backend for layer in layers), None)
         computation = StepComputation(
             model, backend, table, step_sampler, batches, drafting, self._platform, self._inputs, self._times
         )
         isolation = StepIsolation(
             computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
         )
+        if isinstance(self._inputs, StageInputs):
+            self._inputs.open(isolation)
         followers: list[RowFollower] = [sampler, self._inputs]
         members: list[StepMember] = [sampler, self._inputs]
         if drafting.is_on:
@@ -279,8 +283,6 @@ class Worker:
             members.append(drafting)
         if drafting.is_on and stages.size > 1:
             members.append(StageAnswer(table))
-        if isinstance(self._inputs, StageInputs):
-            self._inputs.open(isolation)
         if self._outputs is not None:
             members.append(self._outputs)
         if not isinstance(self._connector, NoWorkerHalf):
@@ -288,11 +290,24 @@ class Worker:
             members.append(self._transfers)
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
-        self._runner = ModelRunner(table, cache, isolation, followers, members)
-        if num_state_blocks:
-            num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
-            try_step(self._runner, num_tokens, len(groups), num_state_blocks)
-        forget_expert_tokens(model)
+        return ModelRunner(table, cache, isolation, followers, members)
+
+    def _open_inputs(
+        self, model: nn.Module, table: RowTable
+    ) -> TokenInputs | ImageRows | SourceRows | EncoderRows | StageInputs:
+        """What the model reads in a step: tokens, or what an encoder or another stage makes of them."""
+        config = self._config
+        device = self._platform.device
+        layers = list(attention_layers(model).values())
+        encoding = encoding_layers(model)
+        inputs: TokenInputs | ImageRows | SourceRows | EncoderRows = TokenInputs()
+        if _takes_images(model) or config.enable_prompt_embeds:
+            inputs = ImageRows(model, device, config.encoder_cache_bytes, layers)
+        if has_sources(model):
+            inputs = SourceRows(model, layers, table.num_rows, device, config.encoder_cache_bytes)
+        if encoding:
+            inputs = EncoderRows(encoding, config.max_num_seqs, device)
+        return inputs if self._ranks.stages.is_first else StageInputs(self._ranks.stages, table, inputs)
 
     def execute(self, scheduled: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> StepOutput:
         """One step. `answers`: what the last stage said to earlier ones, for a stage that is not the last."""
