@@ -16,7 +16,7 @@ from quire.worker.layers import LinearAttention, ReplicatedLinear, RMSNorm, Rota
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaAttention, complete_kv_heads, make_norm
-from quire.worker.models.mixtral import MODULES, PROJECTIONS, make_mlp
+from quire.worker.models.mixtral import MODULES, PROJECTIONS, MixtralForCausalLM, make_mlp
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
@@ -116,28 +116,14 @@ class MiniMaxForCausalLM(CausalLM):
         converts_quantized=True,
     )
     config_defaults = {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
+        **MixtralForCausalLM.config_defaults,
         "layer_types": None,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
         "linear_attn_alpha_factor": 1.0,
         "linear_attn_beta_factor": 1.0,
         "full_attn_alpha_factor": 1.0,
         "full_attn_beta_factor": 1.0,
         "mlp_alpha_factor": 1.0,
         "mlp_beta_factor": 1.0,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
 

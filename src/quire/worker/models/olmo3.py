@@ -10,7 +10,7 @@ from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel, PostNormDecoderLayer, complete_kv_heads
-from quire.worker.models.olmo2 import Olmo2Attention
+from quire.worker.models.olmo2 import Olmo2Attention, Olmo2ForCausalLM
 from quire.worker.models.qwen2 import window_of_layer
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -35,19 +35,9 @@ class Olmo3ForCausalLM(CausalLM):
     architectures = ("Olmo3ForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
     config_defaults = {
-        "vocab_size": 50_304,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
+        **Olmo2ForCausalLM.config_defaults,
         "sliding_window": Nullable(4096),
         "layer_types": None,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
 
