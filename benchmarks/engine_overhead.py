@@ -4,8 +4,9 @@
 
 Real client, core and messages, in one thread: from `schedule` to the step's one columnar message decoded in the client.
 Reported is CPU time summed over all threads of the process, median and least over the steps, with wall time beside it.
-Handing tokens out to streams is measured apart ("deliver"). Three situations: steady decode; a tenth of the sequences
-ends in each step and as many arrive; and 10,000 requests wait. Ends in one line of JSON.
+Handing tokens out to streams is measured apart ("deliver"), and so are ends and arrivals before a step ("turnover").
+Three situations: steady decode; a tenth of the sequences ends in each step and as many arrive; and 10,000 requests
+wait. Ends in one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ COUNTS = (1, 64, 256, 1024)
 PHASES = ("schedule", "update", "encode", "decode", "deliver")
 # Phases of W8; handing tokens out to streams belongs to the front end.
 W8 = PHASES[:4]
+# who ends and who arrives, before the step that tells of them
+TURNOVER = "turnover"
+COLUMNS = (*PHASES, TURNOVER, "W8 median", "least", "wall")
 _BLOCK_SIZE = 16
 _WARM_UP = 24
 _MANY = 1 << 30
@@ -73,13 +77,16 @@ class Engine:
             self.add()
 
     def add(self, max_tokens: int = _MANY) -> None:
+        self.core.add(self.request(max_tokens))
+
+    def request(self, max_tokens: int = _MANY) -> EngineRequest:
         """Prompts differ, and so do their lengths: blocks fill up in different steps, as they do in life."""
         number = self._num_requests
         self._num_requests += 1
         prompt = [number % 50, number // 50 % 50, number // 2500, *[number % 50] * (number % 16)]
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         self.mailboxes.open(number, 1)
-        self.core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
+        return EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling)
 
     def step(self, clock: Iterator[None]) -> None:
         """One step; the clock is told where a phase ends."""
@@ -138,16 +145,19 @@ def measure(count: int, steps: int, situation: str, policy: str, *, is_async: bo
             clock = PhaseClock()
         if situation == "turnover":
             running = [request.request_id for request in engine.scheduler.running.requests[:leaving]]
+            coming = [engine.request() for _ in running]
+            start = time.process_time_ns()
             engine.scheduler.abort(running)
-            for _ in running:
-                engine.add()
+            for request in coming:
+                engine.core.add(request)
+            clock.cpu[TURNOVER].append((time.process_time_ns() - start) / 1e3)
         ticks = clock.start()
         next(ticks)
         engine.step(ticks)
     gc.enable()
     cpu, wall = clock.sums(clock.cpu), clock.sums(clock.wall)
-    phases = {name: median(clock.cpu[name]) for name in PHASES}
-    return {"median": median(cpu), "least": min(cpu), "wall": median(wall), **phases}
+    phases = {name: median(clock.cpu[name] or [0.0]) for name in (*PHASES, TURNOVER)}
+    return {"W8 median": median(cpu), "least": min(cpu), "wall": median(wall), **phases}
 
 
 def main() -> None:
@@ -160,16 +170,16 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     for situation in options.situations:
         print(f"\n{situation}: microseconds a step")
-        print("sequences" + "".join(f"{name:>10}" for name in (*PHASES, "W8 median", "least", "wall")))
+        print("sequences" + "".join(f"{name:>10}" for name in COLUMNS))
         results[f"{situation}_us"] = {}
         for count in COUNTS:
             runs = [
                 measure(count, options.steps, situation, options.policy, is_async=not options.synchronous)
                 for _ in range(3)
             ]
-            best = min(runs, key=lambda run: run["median"])
-            results[f"{situation}_us"][str(count)] = round(best["median"], 1)
-            print(f"{count:>9}" + "".join(f"{best[name]:>10.0f}" for name in (*PHASES, "median", "least", "wall")))
+            best = min(runs, key=lambda run: run["W8 median"])
+            results[f"{situation}_us"][str(count)] = round(best["W8 median"], 1)
+            print(f"{count:>9}" + "".join(f"{best[name]:>10.0f}" for name in COLUMNS))
     results["steady_decode_us"] = results.pop("steady_us", {})
     print(json.dumps(results))
 
