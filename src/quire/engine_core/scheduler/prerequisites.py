@@ -54,18 +54,23 @@ class Prerequisite(StepObserver):
 
 
 class Prerequisites(Prerequisite):
-    """All kinds as one, asked in this order."""
+    """All kinds as one, asked in this order; each question goes to those alone who override it."""
 
     def __init__(self, kinds: Sequence[Prerequisite]) -> None:
         self.kinds = tuple(kinds)
+        self._meant_by = [kind.meant_by for kind in kinds if type(kind).meant_by is not Prerequisite.meant_by]
+        self._content_of = [kind.content_of for kind in kinds if type(kind).content_of is not Prerequisite.content_of]
+        self._ended = [kind.ended for kind in kinds if type(kind).ended is not Prerequisite.ended]
+        # those that somebody may wait for
+        self._awaited = [kind for kind in kinds if type(kind).ask is not Prerequisite.ask]
 
     def meant_by(self, message: EngineRequest) -> EngineRequest:
-        for kind in self.kinds:
-            message = kind.meant_by(message)
+        for meant_by in self._meant_by:
+            message = meant_by(message)
         return message
 
     def content_of(self, message: EngineRequest) -> bytes:
-        return b"".join([kind.content_of(message) for kind in self.kinds])
+        return b"".join([content_of(message) for content_of in self._content_of])
 
     def reason_to_refuse(self, request: Request) -> str | None:
         for kind in self.kinds:
@@ -79,7 +84,7 @@ class Prerequisites(Prerequisite):
 
     def arrived(self) -> Iterator[tuple[Request, str | None]]:
         """Lazily: what is done with one may end the next."""
-        for number, kind in enumerate(self.kinds, start=1):
+        for number, kind in enumerate(self._awaited, start=1):
             for request, refusal in kind.arrived():
                 if request.status is not Status.WAITING:
                     continue
@@ -87,14 +92,14 @@ class Prerequisites(Prerequisite):
                     yield request, refusal
 
     def _ask_from(self, number: int, request: Request) -> bool:
-        return any(kind.ask(request) for kind in self.kinds[number:])
+        return any(kind.ask(request) for kind in self._awaited[number:])
 
     def wait(self) -> bool:
-        return any(kind.wait() for kind in self.kinds)
+        return any(kind.wait() for kind in self._awaited)
 
     def ended(self, request: Request) -> None:
-        for kind in self.kinds:
-            kind.ended(request)
+        for ended in self._ended:
+            ended(request)
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         return {name: call for kind in self.kinds for name, call in kind.operations().items()}
