@@ -90,8 +90,9 @@ def user_key(message: EngineRequest, adapter_content: bytes = b"") -> bytes:
     of its number."""
     # an adapter has another number each time it is loaded: what another version has computed is never found
     adapter = adapter_content or (struct.pack("<q", message.adapter) if message.adapter else b"")
-    parts = [message.cache_salt.encode(), adapter]
-    return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""
+    if not (message.cache_salt or adapter):
+        return b""
+    return b"".join(struct.pack("<q", len(part)) + part for part in (message.cache_salt.encode(), adapter))
 
 
 def _name_of(image: Media) -> bytes:

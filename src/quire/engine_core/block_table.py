@@ -25,23 +25,23 @@ _NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
 class BlockTable:
     """Entry i holds tokens [i * block_size, (i + 1) * block_size)."""
 
-    __slots__ = ("_array", "_length")
+    __slots__ = ("_array", "length")
 
     def __init__(self, blocks: Values[int] | Blocks = ()) -> None:
-        self._length = len(blocks)
-        self._array: Blocks = np.array(blocks, dtype=np.int64) if self._length else _NO_BLOCKS
+        self.length = len(blocks)
+        self._array: Blocks = np.array(blocks, dtype=np.int64) if self.length else _NO_BLOCKS
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __getitem__(self, index: int) -> int:
-        if not -self._length <= index < self._length:
-            raise IndexError(f"block {index} of {self._length}")
-        return int(self._array[index if index >= 0 else index + self._length])
+        if not -self.length <= index < self.length:
+            raise IndexError(f"block {index} of {self.length}")
+        return int(self._array[index if index >= 0 else index + self.length])
 
     def __setitem__(self, index: int, block: int) -> None:
-        if not 0 <= index < self._length:
-            raise IndexError(f"block {index} of {self._length}")
+        if not 0 <= index < self.length:
+            raise IndexError(f"block {index} of {self.length}")
         self._array[index] = block
 
     def __iter__(self) -> Iterator[int]:
@@ -53,35 +53,35 @@ class BlockTable:
     @property
     def blocks(self) -> Blocks:
         """All entries, passed ones included; a view, of use until the table grows."""
-        return self._array[: self._length]
+        return self._array[: self.length]
 
     def held(self) -> Blocks:
         """The blocks that are really there."""
-        blocks = self.blocks
+        blocks = self._array[: self.length]
         held: Blocks = blocks[blocks != NO_BLOCK]
         return held
 
     def extend(self, blocks: Values[int] | Blocks) -> None:
-        length = self._length + len(blocks)
+        length = self.length + len(blocks)
         if length > len(self._array):
             grown = np.empty(max(length, 2 * len(self._array), 16), dtype=np.int64)
-            grown[: self._length] = self.blocks
+            grown[: self.length] = self.blocks
             self._array = grown
-        self._array[self._length : length] = blocks
-        self._length = length
+        self._array[self.length : length] = blocks
+        self.length = length
 
     def append(self, block: int) -> None:
-        if self._length == len(self._array):
+        if self.length == len(self._array):
             self.extend([block])
             return
-        self._array[self._length] = block
-        self._length += 1
+        self._array[self.length] = block
+        self.length += 1
 
     def truncate(self, length: int) -> None:
-        self._length = min(self._length, length)
+        self.length = min(self.length, length)
 
     def clear(self) -> None:
-        self._length = 0
+        self.length = 0
 
     def first(self, num_blocks: int) -> BlockTable:
         """A copy of the beginning."""

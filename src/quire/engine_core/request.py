@@ -24,7 +24,7 @@ from quire.pooling_params import MEAN
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
-class Status(enum.Enum):
+class Status(enum.StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -71,13 +71,15 @@ class Sequence:
         self.is_watched = request.num_sequences > 1 and not request.shape.num_candidates
         # nobody can find its blocks: it has no sibling, and no cache keeps them
         self.is_unnamed = request.is_private and request.num_sequences == 1 and request.message.keep is None
+        # Prompt log-probabilities need every position computed, once: by the first sequence.
+        self.looks_up = request.use_prefix_cache or index > 0
         self._prompt = prompt
         self._rows: Rows | None = None
 
     @property
     def is_begun(self) -> bool:
         """It holds blocks. A sibling of one that was preempted begins when its turn of the budget comes."""
-        return len(self.block_tables[0]) > 0
+        return self.block_tables[0].length > 0
 
     @property
     def num_computed_tokens(self) -> int:
@@ -120,11 +122,13 @@ class Sequence:
     def place(self, rows: Rows) -> None:
         """From now on a row holds its tokens and numbers."""
         request = self.request
-        self.row = rows.take(self.sequence_id, request.priority, request.tenant, self._prompt)
-        rows.use_adapter(self.row, request.message.adapter)
+        self.row = rows.take(
+            self.sequence_id, request.priority, request.tenant, self._prompt, adapter=request.message.adapter
+        )
         if request.whole_ranges is not None:
             rows.keep_whole(self.row, request.whole_ranges)
-        rows.use_media(self.row, request.media)
+        if request.media:
+            rows.use_media(self.row, request.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
 

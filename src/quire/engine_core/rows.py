@@ -90,7 +90,7 @@ class Rows:
         """Of those that have a row: its priority, which is the greatest number."""
         return max(self._num_by_priority, default=-(1 << 62))
 
-    def take(self, sequence_id: int, priority: int, tenant: int, tokens: Tokens) -> int:
+    def take(self, sequence_id: int, priority: int, tenant: int, tokens: Tokens, *, adapter: int = 0) -> int:
         """A free row, which holds this sequence's tokens and numbers from now on."""
         row = self._free.pop()
         count = len(tokens)
@@ -100,10 +100,8 @@ class Rows:
         self.priority[row] = priority
         self._num_by_priority[priority] = self._num_by_priority.get(priority, 0) + 1
         self.tenant[row] = tenant
-        return row
-
-    def use_adapter(self, row: int, adapter: int) -> None:
         self.adapter[row] = adapter
+        return row
 
     def keep_whole(self, row: int, ranges: WholeRanges) -> None:
         self.whole_ranges[row] = ranges
@@ -137,8 +135,7 @@ class Rows:
         self.saved.pop(row, None)
         self.media.pop(row, None)
         self.media_until[row] = 0
-        for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
-            numbers[row] = 0
+        self.num_computed[row] = self.num_known[row] = self.num_total[row] = 0
         self.is_watched[row] = self.runs_on[row] = self.is_plain[row] = False
         self.permitted[row] = _NO_LIMIT
         self.with_permits.discard(row)
@@ -177,6 +174,11 @@ class Rows:
     def set_named(self, rows: IntArray | int, num_blocks: IntArray | int) -> None:
         self.num_named[rows] = num_blocks
 
+    def hold_nothing(self, row: int) -> None:
+        """Its blocks are given back."""
+        self.writable_until[row] = 0
+        self.num_named[row] = 0
+
     def next_name_at(self, rows: IntArray, block_size: int) -> IntArray:
         """Tokens with which the next block is full that the prefix cache does not know yet."""
         ends: IntArray = (self.num_named[rows] + 1) * block_size
@@ -184,14 +186,11 @@ class Rows:
 
     # ------------------------------------------------------------------------------------------ progress
 
-    def begin_at(self, row: int, num_computed: int) -> None:
-        """Where the grant that is being decided begins."""
+    def begin_at(self, row: int, num_computed: int, branches_at: int = 0) -> None:
+        """Where the grant that is being decided begins, and where it ends to leave a state behind."""
         self.num_computed[row] = num_computed
         self.doubtful_at[row] = num_computed
-
-    def checkpoint_at(self, row: int, num_tokens: int) -> None:
-        """A grant ends there, and a state is left behind."""
-        self.branches_at[row] = num_tokens
+        self.branches_at[row] = branches_at
 
     def doubt(self, rows: IntArray, positions: IntArray) -> None:
         """These rows may have stepped back to there."""
@@ -287,7 +286,8 @@ class Rows:
             wider[:, : self.stop_ids.shape[1]] = self.stop_ids
             self.stop_ids = wider
         self.stop_ids[row] = -1
-        self.stop_ids[row, : len(ids)] = ids
+        if ids:
+            self.stop_ids[row, : len(ids)] = ids
 
     def learn(self, rows: IntArray, token_ids: IntArray) -> None:
         """One token for each row: a promised one, or a new one. A row occurs once."""
@@ -330,6 +330,8 @@ class Rows:
         assert sorted(self._free) == free, "a row is neither free nor used, or both, or free twice"
         priorities = np.unique(self.priority[self.sequence_id >= 0], return_counts=True)
         assert self._num_by_priority == dict(zip(*map(np.ndarray.tolist, priorities), strict=True)), "by priority"
+        assert not np.count_nonzero(self.writable_until[free]), "a row was given back with blocks"
+        assert not np.count_nonzero(self.num_named[free]), "a row was given back with names"
         # the numbers of free rows are 0
         numbers = zip(self.num_computed.tolist(), self.num_known.tolist(), self.num_total.tolist(), strict=True)
         for row, (computed, known, total) in enumerate(numbers):

@@ -51,7 +51,7 @@ class BlockMoves:
         )
 
     def write(self, group: int, row: int, start: int, blocks: Values[int] | Blocks) -> None:
-        """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
+        """Table entries from `start` on. A block that is not there is never read: 0 will stand for it."""
         if not len(blocks):
             return
         columns = np.empty((4, len(blocks)), dtype=np.int64)
@@ -59,7 +59,6 @@ class BlockMoves:
         columns[1] = row
         columns[2] = np.arange(start, start + len(blocks))
         columns[3] = blocks
-        np.maximum(columns[3], 0, out=columns[3])
         self._writes.append(columns)
 
     def write_one_each(self, rows: IntArray, indices: list[int], blocks: list[int]) -> None:
@@ -92,6 +91,11 @@ class BlockMoves:
         self._num_reads[source] = 0
         self.late_releases.remove(source)
         return source
+
+    @property
+    def has_copies(self) -> bool:
+        """The step that is being decided may read blocks to copy them."""
+        return bool(self._num_reads)
 
     def being_read(self) -> list[int]:
         """Blocks that cannot be handed out before the copies of this step have run."""
@@ -154,7 +158,9 @@ class BlockMoves:
     def take_into(self, step: SchedulerOutput) -> None:
         """Everything since the last call belongs to this step."""
         if self._writes:
-            step.block_writes = np.concatenate(self._writes, axis=1)
+            writes = np.concatenate(self._writes, axis=1)
+            np.maximum(writes[3], 0, out=writes[3])
+            step.block_writes = writes
             self._writes = []
         if self._block_by_host_block:
             step.swapped_out = _columns((block, host) for host, block in self._block_by_host_block.items())

@@ -134,8 +134,9 @@ class BlockPool:
         blocks = free[start:][::-1]
         del free[start:]
         num_evicted = num_blocks - len(blocks)
-        # each of these may give others back
-        blocks += [self._free.pop() if self._free else self._evict() for _ in range(num_evicted)]
+        if num_evicted:
+            # each of these may give others back
+            blocks += [self._free.pop() if self._free else self._evict() for _ in range(num_evicted)]
         self.counts[blocks] = 1
         self.num_taken += num_blocks
         self._num_out_of_reach += num_blocks
@@ -179,6 +180,9 @@ class BlockPool:
     def _give_back(self, blocks: list[int]) -> None:
         names = self._names
         named = [block for block in blocks if names[block] is not None]
+        if not named:
+            self._free += blocks
+            return
         if self.keeps_contents:
             self._cached.extend(named)
             blocks = [block for block in blocks if names[block] is None] if len(named) < len(blocks) else []

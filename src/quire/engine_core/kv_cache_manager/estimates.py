@@ -43,10 +43,10 @@ class Estimates:
 
         Each of its sequences may be the one that gets on: drafts make one faster than another, and the longest may end.
         """
-        if not num_more_tokens and len(request.sequences) == 1 and self._manager.steady.is_simple:
+        is_new = not request.was_started and len(request.sequences) == 1
+        if is_new and not num_more_tokens and self._manager.steady.is_simple:
             (sequence,) = request.sequences.values()
-            is_new = not (sequence.is_begun or sequence.host_tables)
-            if is_new and not self._manager.get_computed_blocks(sequence).num_tokens:
+            if not self._manager.get_computed_blocks(sequence).num_tokens:
                 # nothing is at hand: a block for every so many tokens
                 return -(
                     -min(sequence.num_total_tokens + self._manager.num_uncertain, request.max_total) // self._block_size
@@ -98,12 +98,15 @@ class Estimates:
 
     def most_blocks(self, num_tokens: int, request: Request, step_tokens: int) -> int:
         """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
-        groups = self._groups_of(request)
-        of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in groups)
-        # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
-        of_prompt = 0
+        if self._manager.steady.is_simple:
+            of_one = -(-num_tokens // self._block_size)
+        else:
+            groups = self._groups_of(request)
+            of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in groups)
         if request.num_sequences == 1:
             return of_one
+        # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
+        of_prompt = 0
         if not self._manager.may_miss_siblings:
             num_full = max(0, request.num_prompt_tokens - 1) // self._block_size
             of_prompt = request.uncut_blocks(num_full, self._block_size) * len(self._groups)

@@ -20,7 +20,7 @@ from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, looks_up
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Tokens
 from quire.errors import UserError, suggestion
@@ -247,7 +247,7 @@ class KeptSequences:
     def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
         """A hit, with the rest of the pinned prefix that it reaches the end of. One of whole blocks does, or there is a
         state behind that prefix alone."""
-        if not self.pinned or not looks_up(sequence):
+        if not self.pinned or not sequence.looks_up:
             return hit
         for kept in self.pinned:
             length = len(kept.tokens)

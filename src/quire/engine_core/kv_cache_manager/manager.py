@@ -26,12 +26,7 @@ from quire.engine_core.kv_cache_manager.checkpoints import Entry, StateCheckpoin
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
 from quire.engine_core.kv_cache_manager.groups import GroupsByLength, KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
-from quire.engine_core.kv_cache_manager.prefix_cache import (
-    ComputedBlocks,
-    PrefixCache,
-    PrefixHasher,
-    looks_up,
-)
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, PrefixHasher
 from quire.engine_core.kv_cache_manager.steady_growth import SteadyGrowth
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
@@ -192,7 +187,6 @@ class KVCacheManager:
         if not self._make_available(num_blocks):
             return False
         self._count_hit(sequence, nothing)
-        self._rows.set_named(sequence.row, 0)
         blocks = int_array(self.pool.allocate(num_blocks))
         sequence.block_tables[0] = BlockTable(blocks)
         self.moves.write(0, sequence.row, 0, blocks)
@@ -222,9 +216,10 @@ class KVCacheManager:
     @property
     def num_within_reach(self) -> int:
         """Blocks that can be had now: free, cached, or offered by kept sequences; not those that a copy still reads."""
-        if not (being_read := self.moves.being_read()):
-            return self.pool.num_within_reach
-        return self.pool.num_within_reach - len(self.pool.within_reach(int_array(being_read)))
+        num_blocks = self.pool.num_within_reach
+        if self.moves.has_copies:
+            num_blocks -= len(self.pool.within_reach(int_array(self.moves.being_read())))
+        return num_blocks
 
     @contextmanager
     def offering(self, requests: Iterable[Request]) -> Iterator[None]:
@@ -252,8 +247,9 @@ class KVCacheManager:
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
         gave up theirs."""
-        if self.pool.num_available < num_blocks:
-            self._take_checkpoints_back()
+        if self.pool.num_available >= num_blocks:
+            return True
+        self._take_checkpoints_back()
         if self.pool.num_available < num_blocks <= self.num_within_reach:
             self.kept.give_up_blocks(num_blocks)
         return self.pool.num_available >= num_blocks
@@ -289,7 +285,7 @@ class KVCacheManager:
         return shared
 
     def _count_hit(self, sequence: Sequence, computed: ComputedBlocks) -> None:
-        if not sequence.request.was_started and looks_up(sequence):
+        if not sequence.request.was_started and sequence.looks_up:
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
             if self.kept.by_handle:
@@ -350,9 +346,10 @@ class KVCacheManager:
         As far as their tokens are known: the name of a block that a step in flight completes waits for that step.
         """
         num_computed = min(num_computed, sequence.num_known_tokens)
-        if not sequence.is_unnamed:
+        num_full = num_computed // self.block_size
+        if num_full and not sequence.is_unnamed:
             self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
-        self._rows.set_named(sequence.row, num_computed // self.block_size)
+        self._rows.set_named(sequence.row, num_full)
 
     def end_output(self, sequence: Sequence, num_settled: int) -> None:
         """It is about to be freed; so many of its tokens are surely computed. Its last blocks, whose tokens have only
@@ -394,8 +391,7 @@ class KVCacheManager:
             table.clear()
         if sequence.row >= 0:
             self.moves.drop_writes(sequence.row)
-            self._rows.set_named(sequence.row, 0)
-            self._rows.may_write(sequence.row, 0)
+            self._rows.hold_nothing(sequence.row)
 
     def forget(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of this sequence any more; who holds them keeps them."""

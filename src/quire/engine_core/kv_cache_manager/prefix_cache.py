@@ -47,7 +47,7 @@ class ComputedBlocks:
         return int_array([block for table in self.blocks for block in table[first:] if block != NO_BLOCK])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnownHit:
     """What a sequence has found. Until a name is lost it can only become longer, and does so where its next block gets
     a name: who waits is asked for it in each step, and looked up once."""
@@ -118,11 +118,13 @@ class PrefixCache:
 
     def longest_hit(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix that every group can serve: whole blocks, or all that ends where an answer did."""
+        if sequence.is_unnamed or not sequence.looks_up:
+            return self._nothing
         # At least one token is always computed: its hidden state is what the next token is sampled from.
         limit = (sequence.num_known_tokens - 1) // self._block_size
         # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
         is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
-        if limit < (0 if self.ends.by_name else 1) or is_crowd or sequence.is_unnamed or not looks_up(sequence):
+        if limit < (0 if self.ends.by_name else 1) or is_crowd:
             return self._nothing
         if self._is_simple and not self._promises:
             return self._longest_of_chain(sequence, limit)
@@ -157,7 +159,7 @@ class PrefixCache:
             return ""
         if not self._pool.keeps_contents:
             return "off"
-        if not looks_up(sequence):
+        if not sequence.looks_up:
             return "every_position"
         name = self.hasher.hashes(sequence, limit)[index]
         keys = [(number, name) for number in range(len(self._attention))]
@@ -320,7 +322,7 @@ class PrefixCache:
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
             request = sequence.request
             held = hasher.parent(sequence) + content[start : start + size]
-            if index * self._block_size < request.num_prompt_tokens:
+            if request.message.media:
                 held += hasher.media_content(request, index)
             name = hasher.digest(held)
             sequence.block_hashes.append(name)
@@ -392,11 +394,6 @@ class PrefixCache:
         """The first full block of a prefix that this group still needs."""
         needed = self._groups_of(request)[number].first_needed_block(num_tokens, self._block_size)
         return min(needed, num_tokens // self._block_size)
-
-
-def looks_up(sequence: Sequence) -> bool:
-    """Prompt log-probabilities need every position computed, once: by the first sequence."""
-    return sequence.request.use_prefix_cache or sequence.index > 0
 
 
 def common_length(one: list[bytes], other: list[bytes]) -> int:

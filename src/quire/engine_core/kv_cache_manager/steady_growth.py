@@ -40,7 +40,7 @@ class SteadyGrowth:
         positions = (computed // size).tolist()
         # Behind the end of its table nothing is shared. An empty table is that of one that has to begin.
         is_plain = [
-            0 < position == len(sequence.block_tables[0])
+            0 < position == sequence.block_tables[0].length
             for position, sequence in zip(positions, sequences, strict=True)
         ]
         if not all(is_plain):
@@ -62,7 +62,7 @@ class SteadyGrowth:
         has_names = np.array([not one.is_unnamed for one in sequences])
         named = [one for one in sequences if not one.is_unnamed]
         counts = num_named[has_names].tolist()
-        if not all(len(one.block_hashes) == count for one, count in zip(named, counts, strict=True)):
+        if [len(one.block_hashes) for one in named] != counts:
             return False
         places = (num_named[has_names] * size)[:, None] + np.arange(size)
         content = self._rows.tokens[rows[has_names, None], places].tobytes()

@@ -97,7 +97,7 @@ class Admission:
         n = request.num_sequences
         total = request.max_total
         size = self._manager.block_size
-        needed = self.most_blocks(request)
+        needed = self._most_blocks(request, request.max_total)
         there = self._pool.num_blocks
         num_pinned = len(self._kept.pinned_blocks)
         if needed <= there - num_pinned or needed <= self._num_usable(request):

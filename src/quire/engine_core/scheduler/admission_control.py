@@ -85,7 +85,8 @@ class AdmissionControl:
             return None
         self._lenders = None
         for head in self._heads():
-            if self.may_start(head) and self._borrows(head):
+            # where nobody waits for input, nobody lends
+            if self.may_start(head) and (not self._open_inputs or self._borrows(head)):
                 head.stays_until = self._step + _STAYS_FOR if head.was_started else 0
                 return head
             if head.status is Status.WAITING:
@@ -304,8 +305,10 @@ class AdmissionControl:
 
     def _may_have_rows(self, request: Request, others: Sequence[Request] = ()) -> bool:
         """It has its rows, or finds as many with those of `others` and of who only waits for input."""
-        num_more = request.num_rows - self._num_free_rows - _num_rows(others)
-        return request.holds_rows or num_more <= 0 or num_more <= _num_rows(self._row_lenders())
+        if request.holds_rows:
+            return True
+        num_more = request.num_rows - self._num_free_rows
+        return num_more <= 0 or num_more <= _num_rows(others) + _num_rows(self._row_lenders())
 
     def _has_blocks(self, request: Request) -> bool:
         """A question: kept sequences give up theirs when the blocks are taken, and not those that it finds computed."""

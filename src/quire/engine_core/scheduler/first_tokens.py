@@ -6,6 +6,7 @@ its first token, and how many of these were its own. What it computed twice beca
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from quire.engine_core.rows import Rows
 from quire.messages import FirstToken, IntArray
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Begin:
     """Of a sequence: where it stood, and the tokens of all steps before."""
 
@@ -53,13 +54,13 @@ class FirstTokens:
         """A step has brought a token to each of these rows. `num_decided`: as it was when that step was decided."""
         if not self._begins:
             return []
+        awaited = rows[self._is_awaited[rows]]
+        self._is_awaited[awaited] = False
         found = []
-        for row in dict.fromkeys(rows[self._is_awaited[rows]].tolist()):
+        for row, num_new in Counter(awaited.tolist()).items():
             begin = self._begins.pop(row)
-            self._is_awaited[row] = False
             # else that one has ended before it had a token, and the row is somebody else's
             if self._rows.sequence_id[row] == begin.sequence_id:
-                num_new = int(np.count_nonzero(rows == row))
                 num_own = int(self._rows.num_known[row]) - num_new - begin.num_computed
                 num_all = num_decided - begin.num_decided
                 found.append(FirstToken(begin.sequence_id, max(0, num_all - num_own) / num_all))

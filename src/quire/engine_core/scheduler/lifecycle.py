@@ -63,9 +63,6 @@ class WorkerChanges:
         self.forked.append(fork)
         self.released.pop(fork.row, None)
 
-    def admit(self, admitted: AdmittedSequence) -> None:
-        self.admitted.append(admitted)
-
     def append(self, appended: AppendedTokens) -> None:
         self.appended.setdefault(appended.row, []).append(appended)
 
@@ -95,19 +92,10 @@ class ClientEvents:
     def __bool__(self) -> bool:
         return bool(self.starts or self.tokens or self.ends or self.vectors)
 
-    def begin(self, start: SequenceStart) -> None:
-        self.starts.append(start)
-
     def grow(self, sequence_id: int, token_ids: Iterable[int], logprobs: list[TokenLogprobs]) -> None:
         self.tokens.extend((sequence_id, token) for token in token_ids)
         if logprobs:
             self.logprobs.append(SequenceLogprobs(sequence_id, logprobs))
-
-    def embed(self, vector: SequenceVector) -> None:
-        self.vectors.append(vector)
-
-    def end(self, end: SequenceEnd) -> None:
-        self.ends.append(end)
 
 
 class Blaming:
@@ -341,10 +329,10 @@ class Lifecycle:
             self.changes.progress[sequence.row] = num_computed_tokens
             return
         sequence.is_admitted = True
-        self.changes.admit(self._admission.message(sequence, num_computed_tokens))
+        self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
         if not sequence.request.is_announced:
             sequence.request.is_announced = True
-            self.events.begin(self._admission.start_event(sequence, num_computed_tokens))
+            self.events.starts.append(self._admission.start_event(sequence, num_computed_tokens))
             self._first_tokens.begin(sequence.row, sequence.sequence_id, num_computed_tokens)
 
     def displace(self, request: Request) -> None:
@@ -477,7 +465,7 @@ class Lifecycle:
             request.open_outputs.discard(output)
             number = sequence_id_of(request.request_id, output)
             is_refused = request.is_refused
-            self.events.end(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
+            self.events.ends.append(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
             self.recorder.ended(number, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
                 self._close(request)
@@ -499,7 +487,7 @@ class Lifecycle:
 
     def end_with_vector(self, sequence: Sequence, values: bytes) -> None:
         """Its answer is a vector, and no token."""
-        self.events.embed(SequenceVector(sequence.sequence_id, values))
+        self.events.vectors.append(SequenceVector(sequence.sequence_id, values))
         self.end_output(sequence, "stop")
 
     def end_request(self, request: Request, finish_reason: str, error: str | None = None) -> None:
@@ -546,7 +534,9 @@ class Lifecycle:
         self._reserve(request, -request.num_reserved_rows)
         if request.status is Status.RUNNING:
             self.running.leave(request)
-        self.queues.end(request)
+        else:
+            self.queues.remove(request)
+        self._shares.leave(request.tenant)
         self._prerequisites.ended(request)
         request.become(Status.ENDED)
         del self.requests[request.request_id], self._methods[request.request_id]
@@ -561,7 +551,7 @@ class Lifecycle:
     def _refuse_unseen(self, request_id: int, num_outputs: int, reason: str) -> None:
         self.recorder.refused(request_id, reason)
         for index in range(num_outputs):
-            self.events.end(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
+            self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
 
     def _refuse(self, request: Request, refusal: str | None) -> bool:
         if refusal is not None:

@@ -86,24 +86,20 @@ class WaitingQueues:
         self._preempted[request.request_id] = request
 
     def remove(self, request: Request) -> None:
-        if self._by_arrival.pop(request.request_id, None) is not None:
-            line = self._by_priority[request.priority]
-            lines = self._by_tenant[request.priority]
-            del line[request.request_id], lines[request.tenant][request.request_id]
-            if not lines[request.tenant]:
-                del lines[request.tenant]
-            if not line:
-                del self._by_priority[request.priority], self._by_tenant[request.priority]
-                self._priorities.remove(request.priority)
-                self.shares.nobody_waits(request.priority)
-        self._silent.pop(request.request_id, None)
-        self._awaiting.pop(request.request_id, None)
-        self._preempted.pop(request.request_id, None)
-
-    def end(self, request: Request) -> None:
-        """It ends, wherever it is."""
-        self.remove(request)
-        self.shares.leave(request.tenant)
+        """From wherever it is: in one of these."""
+        if self._by_arrival.pop(request.request_id, None) is None:
+            for others in (self._preempted, self._silent, self._awaiting):
+                others.pop(request.request_id, None)
+            return
+        line = self._by_priority[request.priority]
+        lines = self._by_tenant[request.priority]
+        del line[request.request_id], lines[request.tenant][request.request_id]
+        if not lines[request.tenant]:
+            del lines[request.tenant]
+        if not line:
+            del self._by_priority[request.priority], self._by_tenant[request.priority]
+            self._priorities.remove(request.priority)
+            self.shares.nobody_waits(request.priority)
 
     def is_waiting(self, request: Request) -> bool:
         return self._by_arrival.get(request.request_id) is request

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 from quire.engine_core.request import Request, Sequence, Status
@@ -35,7 +36,7 @@ class Running:
         if not self.requests or self.requests[-1].arrival < request.arrival:
             self.requests.append(request)
         else:  # it has run before, or others went first
-            insort(self.requests, request, key=lambda other: other.arrival)
+            insort(self.requests, request, key=attrgetter("arrival"))
         self._rows_in_order = None
 
     def leave(self, request: Request) -> None:
@@ -83,7 +84,7 @@ class Running:
         return [sequence for sequence in self._sequences if sequence is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepInFlight:
     """What the worker was told to do, and when in the life of the rows."""
 

@@ -352,9 +352,8 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ granting
 
     def _grant_running(self) -> bool:
-        """Whether somebody had to give way."""
+        """Whether somebody had to give way. Nothing has been granted before."""
         self._gave_way = False
-        self._granted[:] = 0
         rows = self.running.rows_in_order()
         granted = self._within_limits(rows, self.rows.remaining(rows))
         self._num_budgeted = self.max_num_batched_tokens
@@ -556,8 +555,7 @@ class Scheduler:
         num_computed = computed.num_tokens + num_fetched
         if num_fetched:
             computed = self.manager.before_fetched(computed, num_computed)
-        self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
-        self.rows.checkpoint_at(sequence.row, computed.num_without_state)
+        self.rows.begin_at(sequence.row, num_computed, computed.num_without_state)  # limits ask for it
         num_tokens = self._most(sequence, budget)
         if not num_tokens:
             self.rows.save(sequence.row, budget)
@@ -620,22 +618,24 @@ class Scheduler:
         if len(request.sequences) > 1:
             with self.manager.holding_prefixes(request):
                 budget = self._start_sequences(request, budget)
+            self._cache.settle()
         else:
             budget = self._start_sequences(request, budget)
-        self._cache.settle()
         if request.sequences:
             self.running.join(request)
         return budget
 
     def _start_sequences(self, request: Request, budget: int) -> int:
+        has_siblings = len(request.sequences) > 1
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
             is_begun = sequence.is_begun
-            if not is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
+            if has_siblings and not is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
                 continue
-            # one that begins is limited when it is known where
-            remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
-            num_tokens = self._most(sequence, budget) if is_begun else remaining
+            if is_begun:
+                num_tokens = self._most(sequence, budget)
+            else:  # limited when it is known where it begins
+                num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             self._granted[sequence.row] = num_tokens
             if num_tokens and not self._take_blocks(sequence):
                 # Not expected: the estimate was too small. It ends this request, not the engine.
@@ -657,7 +657,7 @@ class Scheduler:
             left = self.max_num_batched_tokens - int(self._granted.sum())
             budget = max(budget, min(left, least))
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
-        if not wanted or not any(constraint.limits(self.rows) for constraint in self._constraints):
+        if not wanted or not self._limiting():
             return wanted
         others = np.flatnonzero(self._granted)
         rows = np.append(others, sequence.row)
@@ -665,10 +665,13 @@ class Scheduler:
         return int(self._within_limits(rows, num_tokens)[-1])
 
     def _within_limits(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
-        for constraint in self._constraints:
-            if constraint.limits(self.rows):
-                num_tokens = constraint.most(self.rows, rows, num_tokens)
+        for constraint in self._limiting():
+            num_tokens = constraint.most(self.rows, rows, num_tokens)
         return num_tokens
+
+    def _limiting(self) -> list[Constraint]:
+        """Those that have something to say of these rows, in their order."""
+        return [constraint for constraint in self._constraints if constraint.limits(self.rows)]
 
     # ------------------------------------------------------------------------------------------ what can be seen
 

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
-from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.scheduler.transfers import Fetch, Transfers
 from quire.kv_connectors.connector import (
@@ -89,7 +88,7 @@ class SharedBlocks(Transfers):
 
     def ask(self, request: Request) -> bool:
         (sequence,) = request.sequences.values()
-        if not request.is_final or not looks_up(sequence):
+        if not request.is_final or not sequence.looks_up:
             return False
         wanted = self._wanted(sequence, self._manager.get_computed_blocks(sequence).num_tokens)
         if not wanted.num_tokens:
@@ -138,7 +137,7 @@ class SharedBlocks(Transfers):
     # ------------------------------------------------------------------------------------------ what can be had
 
     def _look_up(self, sequence: Sequence, num_computed: int) -> tuple[_Near | None, int]:
-        if not looks_up(sequence):
+        if not sequence.looks_up:
             return None, 0
         wanted = self._wanted(sequence, num_computed)
         if not wanted.num_tokens:

@@ -70,7 +70,7 @@ class TenantShares:
 
     def enter(self, tenant: Tenancy | None) -> int:
         """One more request; the number of its tenant."""
-        number = self._number_of(tenant)
+        number = 0 if tenant is None else self._number_of(tenant)
         self._counts[number] = self._counts.get(number, 0) + 1
         return number
 
@@ -101,9 +101,7 @@ class TenantShares:
         """Time that it did not use is gone."""
         clock.lifts[number] = max(clock.lifts.get(number, 0.0), clock.now - float(self._used[number]))
 
-    def _number_of(self, tenant: Tenancy | None) -> int:
-        if tenant is None:
-            return 0
+    def _number_of(self, tenant: Tenancy) -> int:
         name = tenant.name
         weight = tenant.weight
         number = self._number_by_name.get(name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.prerequisites import Prerequisite
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, Found, SchedulerHalf, StepTransfers
@@ -85,7 +84,7 @@ class Transfers(Prerequisite):
 
     def _look_up(self, sequence: Sequence, num_computed: int) -> tuple[Found | None, int]:
         transfer = sequence.request.message.transfer
-        if transfer is None or transfer.fetch is None or not looks_up(sequence):
+        if transfer is None or transfer.fetch is None or not sequence.looks_up:
             return None, 0
         # as with any prefix: at least one token is always computed
         limit = min(transfer.num_fetch_tokens, sequence.num_known_tokens - 1)

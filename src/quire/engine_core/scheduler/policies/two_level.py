@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.engine_core.request import Request
+from quire.engine_core.request import Request, Status
 from quire.engine_core.scheduler.policies.policy import PRIORITY_STEP, Numbers, NumRemaining, last_in_rank
 from quire.engine_core.scheduler.queues import Line, WaitingQueues
 
@@ -46,7 +46,7 @@ class TwoLevel:
     def staged(self, line: Line, queues: WaitingQueues, num_remaining: NumRemaining) -> list[Request]:
         """Those of one priority that may start, the shortest first; a line that is asked for has somebody in it."""
         priority = next(iter(line.values())).priority
-        staged = [request for request in self._staging.get(priority, ()) if queues.is_waiting(request)]
+        staged = [request for request in self._staging.get(priority, ()) if request.status is Status.WAITING]
         # 4.5.3: in batches, only when the staging queue is empty
         staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size, priority)
         self._staging[priority] = staged
