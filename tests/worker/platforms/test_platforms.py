@@ -1,5 +1,7 @@
 import ctypes
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -156,6 +158,25 @@ def test_what_was_freed_between_what_lives_on_goes_back_to_the_system():
     assert len(kept) == 6
     give_back_freed()
     assert process_memory().own_bytes < before - 40_000_000
+
+
+def resident_code_of(name):
+    lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    starts = [i for i, line in enumerate(lines) if line.endswith(name) and " r-xp " in line]
+    sizes = [next(line for line in lines[start:] if line.startswith("Rss:")) for start in starts]
+    return sum(int(size.split()[1]) for size in sizes) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another system's memory")
+def test_what_a_large_library_has_read_once_is_let_go_and_read_again_when_it_runs():
+    x = torch.arange(12.0).view(3, 4)
+    product = x @ x.T
+    before = resident_code_of("libtorch_cpu.so")
+    give_back_freed()
+    after = resident_code_of("libtorch_cpu.so")
+    assert torch.equal(x @ x.T, product)
+    assert after < 1_000_000 < before
+    assert after < resident_code_of("libtorch_cpu.so")
 
 
 def test_a_cpu_says_what_is_taken_without_what_was_freed(monkeypatch):
