@@ -6,6 +6,7 @@ plain run too; *how* it is computed (chunks, a cache, drafts, ranks) is what the
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Feature:
     """`options`: of the engine. `sign`: what of its statistics must have counted something, or the run shows nothing.
-    `model`: one of `quire.testing.tiny_checkpoints`, or a kind of `source_checkpoints`."""
+    `model`: one of `quire.testing.tiny_checkpoints`, or a kind of `source_checkpoints` or `image_checkpoints`."""
 
     name: str
     is_asked: bool = False
@@ -40,11 +41,13 @@ PP = "pipeline parallel"
 WINDOWS = "windows"
 STATES = "states"
 SOURCES = "encoder and decoder"
+IMAGES = "images"
 QUANTISED_KV = "quantised KV"
 SESSIONS = "sessions"
 DISAGGREGATION = "disaggregation"
 TIERS = "tiers"
 
+IMAGE_MODEL = "qwen2_5_vl"
 FEATURES = {
     feature.name: feature
     for feature in (
@@ -75,6 +78,7 @@ FEATURES = {
             model="qwen3_5_text",
         ),
         Feature(SOURCES, is_asked=True, sign="num_images_encoded_total", model="t5"),
+        Feature(IMAGES, is_asked=True, sign="num_images_encoded_total", model=IMAGE_MODEL),
         Feature(QUANTISED_KV, is_asked=True, options={"kv_cache_dtype": "int8"}),
         Feature(SESSIONS),
         Feature(
@@ -93,8 +97,6 @@ SCARCE = frozenset({SWAP, RECOMPUTE})
 # one option, or one model, cannot have both values
 ALTERNATIVES = (
     frozenset({SWAP, RECOMPUTE}),
-    frozenset({WINDOWS, STATES}),
-    frozenset({WINDOWS, SOURCES}),
-    frozenset({STATES, SOURCES}),
+    *(frozenset(pair) for pair in itertools.combinations((WINDOWS, STATES, SOURCES, IMAGES), 2)),
     frozenset({DISAGGREGATION, TIERS}),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.composition.features import (
     DISAGGREGATION,
     FEATURES,
+    IMAGES,
     LORA,
     PP,
     PROMPT_LOGPROBS,
@@ -27,6 +28,7 @@ _PARTS = (
     "kv_store: of this model's sources and their texts each has blocks of its own, and no others, so that blocks that "
     "lie elsewhere would not be found. Leave kv_store, role and kv_connector out."
 )
+_KNOW_TOKENS = "media: not together with sessions, keep, continues or transfers of KV, which know tokens only."
 _REFUSALS = {
     (STREAMED, PROMPT_LOGPROBS): "prompt_logprobs cannot be combined with a prompt that arrives in pieces: leave one "
     "of the two out.",
@@ -46,6 +48,13 @@ _REFUSALS = {
     "stages: each looks at what its encoder made, which one worker has. Use tensor_parallel_size, or fewer stages.",
     (SOURCES, DISAGGREGATION): _PARTS,
     (SOURCES, TIERS): _PARTS,
+    (IMAGES, STREAMED): "media: not in a prompt that arrives in pieces. Send it whole.",
+    (IMAGES, SESSIONS): _KNOW_TOKENS,
+    (IMAGES, DISAGGREGATION): _KNOW_TOKENS,
+    (
+        IMAGES,
+        LORA,
+    ): "media: not together with an adapter, which knows nothing of an encoder. Leave one of them out.",
 }
 REFUSALS = {frozenset(pair): text for pair, text in _REFUSALS.items()}
 assert all(name in FEATURES for pair in REFUSALS for name in pair)

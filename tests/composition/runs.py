@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +20,7 @@ from unittest.mock import patch
 
 import msgspec
 from tests.composition import features as f
+from tests.support.image_processors import noise
 
 from quire.config import EngineConfig, EngineOptions, resolve
 from quire.engine_core.driver import CoreDriver
@@ -32,13 +34,16 @@ from quire.messages import (
     EngineRequest,
     ExtendRequest,
     KVTransfer,
+    Media,
     SequenceLogprobs,
     split_sequence_id,
 )
 from quire.renderer import Renderer
+from quire.renderer.image_processor import ImageProcessor
 from quire.sampling_params import SamplingParams
 from quire.structured_output.vocabulary import Vocabulary
 from quire.structured_outputs_params import StructuredOutputsParams
+from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint
 from quire.testing.source_checkpoints import KINDS, make_source_checkpoint
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
@@ -57,6 +62,8 @@ PROMPTS = [
 ]
 # the last ones ask for nothing else than tokens
 NUM_FEATURED = 5
+# where the placeholders of an image stand: behind tokens that several prompts share
+IMAGE_START = 4
 SECOND_TURN = [50, 51, 52]
 FORM = StructuredOutputsParams(regex="[a-d]{7}(xy|yz)?[0-9]")
 WIDTH = 3
@@ -81,6 +88,7 @@ NUM_SCARCE = {
     "llama": (29, 29),
     "qwen2_window": (60, 150),
     "t5": (32, 60),
+    "qwen2_5_vl": (34, 34),
     "qwen3_5_text": (80, 150),
     # a state is more of these blocks, which are smaller
     "qwen3_5_text with int8": (110, 200),
@@ -127,13 +135,39 @@ class House:
 
     def model(self, name: str) -> Path:
         if name not in self._checkpoints:
-            make = make_source_checkpoint if name in KINDS else make_checkpoint
+            make: Any = make_source_checkpoint if name in KINDS else make_checkpoint
+            make = make_image_checkpoint if name == f.IMAGE_MODEL else make
             self._checkpoints[name] = make(self._folder / name, name)
         return self._checkpoints[name]
 
+    @functools.cached_property
+    def _images(self) -> list[Media]:
+        """Of 4 and of 6 tokens."""
+        folder = self.model(f.IMAGE_MODEL)
+        processor = ImageProcessor.find(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        assert processor is not None
+        sources = [(noise(60, height, height), "image") for height in (60, 90)]
+        try:
+            return processor.expand([IMAGE_TOKEN_ID] * len(sources), sources, None)[1]
+        finally:
+            processor.close()
+
+    def with_image(self, request: EngineRequest) -> EngineRequest:
+        """The first two have the same one."""
+        image = self._images[request.request_id > 1]
+        prompt = request.prompt_token_ids
+        placeholders = [IMAGE_TOKEN_ID] * image.length
+        return msgspec.structs.replace(
+            request,
+            prompt_token_ids=[*prompt[:IMAGE_START], *placeholders, *prompt[IMAGE_START:]],
+            media=[msgspec.structs.replace(image, start=IMAGE_START)],
+        )
+
     def adapter(self, model: str) -> Path:
         path = self._folder / f"adapter of {model}"
-        return path if path.exists() else make_adapter(path, self.model(model), seed=7)
+        # a tower has none of these
+        more = {"targets": ("q_proj", "k_proj", "v_proj", "o_proj")} if model == f.IMAGE_MODEL else {}
+        return path if path.exists() else make_adapter(path, self.model(model), seed=7, **more)
 
     def store(self) -> str:
         return f"file://{self._folder / f'blocks {next(_store_names)}'}"
@@ -214,7 +248,7 @@ class _Run:
             prompt_logprobs=2 if f.PROMPT_LOGPROBS in names and number % 2 == 0 else None,
             structured_outputs=FORM if f.GRAMMAR in names else None,
         )
-        return EngineRequest(
+        request = EngineRequest(
             request_id=number,
             prompt_token_ids=prompt,
             sampling=sampling,
@@ -223,6 +257,7 @@ class _Run:
             adapter=ADAPTER if f.LORA in names else 0,
             decoding=DecodingSpec(method="beam_search", args={"width": WIDTH}) if f.BEAMS in names else None,
         )
+        return self._house.with_image(request) if f.IMAGES in names else request
 
     def plain(self) -> Outcome:
         outcome: Outcome = {}

@@ -1,5 +1,6 @@
 """Models with an encoder of images against Transformers, in every way of scheduling."""
 
+import itertools
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -207,6 +208,9 @@ def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoi
 
 def options_of(way: str, family: str) -> dict:
     options = {"dtype": "float32", "max_model_len": 128, **WAYS[way]}
+    if family == "llava_next":
+        # an image is two here
+        options["max_model_len"] = 128
     if family in WHOLE and "max_num_batched_tokens" in options:
         options["max_num_batched_tokens"] += 16
     if "max_num_encoder_tokens" in options:
@@ -247,6 +251,42 @@ def test_beams_are_those_of_a_search_by_hand(family: str, checkpoint: Path):
     ours = [(beam.cum_logprob, list(beam.tokens)[-4:]) for beam in answer.sequences]
     assert [tokens for _, tokens in ours] == [tokens for _, tokens in beams]
     np.testing.assert_allclose([score for score, _ in ours], [score for score, _ in beams], atol=4e-4)
+
+
+ALL_FAMILIES = [family if isinstance(family, str) else family.values[0] for family in FAMILIES]
+BY_DAY = [("qwen3_vl", "int8", "beams", 1), ("internvl", None, "beams", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "method", "num_ranks"),
+    [
+        pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
+        for case in itertools.product(ALL_FAMILIES, (None, "int8"), ("greedy", "beams"), (1, 2))
+        # without codes one rank is above; the library's layers cannot be shared
+        if case[1::2] != (None, 1) and (case[0], case[3]) != ("qwen2_vl", 2)
+    ],
+)
+def test_ranks_with_codes_and_beams_answer_as_one_request_alone(
+    name: str, quantization: str | None, method: str, num_ranks: int, tmp_path: Path
+):
+    """Cut and together. Where inputs are rounded to eight bits each rank rounds its own, so that there are as many."""
+    path = make_image_checkpoint(tmp_path / name, name)
+
+    def answers(llm: LLM, prompts: list[dict]) -> list[list[list[int]]]:
+        if method == "greedy":
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            return [[list(one.token_ids) for one in output.outputs] for output in outputs]
+        params = BeamSearchParams(beam_width=3, max_tokens=NUM_TOKENS, ignore_eos=True)
+        return [[list(beam.tokens) for beam in found.sequences] for found in llm.beam_search(prompts, params)]
+
+    plain = {"tensor_parallel_size": 1 if quantization is None else num_ranks, "quantization": quantization}
+    with LLM(str(path), dtype="float32", max_model_len=128, **plain) as llm:
+        expected = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+    options = {**options_of("chunks of 5 end within images", name), "max_num_seqs": 12}
+    options["max_num_batched_tokens"] = max(12, options["max_num_batched_tokens"])
+    with LLM(str(path), tensor_parallel_size=num_ranks, quantization=quantization, **options) as llm:
+        assert answers(llm, PROMPTS) == expected
+        assert llm.statistics()["num_images_encoded_total"] > 0
 
 
 def test_other_images_behind_the_same_tokens_are_not_found(family: str, checkpoint: Path):
@@ -312,10 +352,26 @@ def test_a_text_model_refuses_images(tmp_path: Path):
         llm.generate([{"prompt": "x", "multi_modal_data": {"image": IMAGES[0]}}], GREEDY)
 
 
-def test_a_placeholder_that_a_client_wrote_is_text(checkpoint: Path):
+def test_a_placeholder_that_a_client_wrote_is_text(checkpoint: Path, family: str):
     with LLM(str(checkpoint), dtype="float32", max_model_len=128) as llm:
         chat = [{"role": "user", "content": "look: <|image_pad|> <|vision_start|>"}]
         rendered = llm.renderer.render_prompt(chat)
         assert IMAGE_TOKEN_ID not in rendered.token_ids
-        (output,) = llm.generate(["a <|image_pad|> without an image"], GREEDY, use_tqdm=False)
-        assert len(output.outputs[0].token_ids) == NUM_TOKENS
+        prompt = "a <|image_pad|> without an image"
+        rendered = llm.renderer.render_prompt(prompt)
+        assert rendered.token_ids.count(IMAGE_TOKEN_ID) == 1
+        assert not rendered.media
+        outputs = llm.generate([prompt], GREEDY, use_tqdm=False)
+        check(outputs, [continued(make_image_model(family), rendered)])
+
+
+def test_what_was_made_of_an_image_is_kept_by_salt(checkpoint: Path, family: str):
+    """Whoever comes with another salt waits as long as if nobody had ever shown it."""
+    image = {"prompt": "x<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}}
+    with LLM(str(checkpoint), **options_of("at once", family)) as llm:
+        num_encoded = []
+        for salt in ("a", "a", "b", None, None, "a"):
+            llm.generate([{**image, "cache_salt": salt} if salt else image], GREEDY, use_tqdm=False)
+            num_encoded.append(llm.statistics()["num_images_encoded_total"])
+    once = num_encoded[0]
+    assert num_encoded == [once, once, 2 * once, 3 * once, 3 * once, 3 * once]
