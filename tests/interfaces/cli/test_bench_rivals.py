@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,10 +202,19 @@ def test_experts_are_the_same_in_both_files(rivals, tmp_path, monkeypatch):
 
 
 def test_the_table_of_goals(bench, rivals, tmp_path):
-    bench({"quire": {"pace": 0.001}, "llama.cpp": {"pace": 0.01}}, ("W1",))
+    from make_model import make_model
+
+    bench({"quire": {"pace": 0.001}, "ik_llama.cpp": {"pace": 0.01}}, ("W1", "W2"))
     results = tmp_path / "results.json"
     saved = json.loads(results.read_text())
-    saved["settings"] |= {"weight_bytes": {"bf16": 1.2e6}, "machine": "a machine", "date": "2026-01-02"}
+    checkpoint = make_model(tmp_path / "shape", num_layers=1, vocab_size=400)
+    saved["settings"] |= {
+        "weight_bytes": {"bf16": 1.2e6},
+        "machine": "a machine",
+        "date": "2026-01-02",
+        "config": json.loads((checkpoint / "config.json").read_text()),
+        "sizes": asdict(rivals.workloads.Sizes.small(400)),
+    }
     results.write_text(json.dumps(saved))
     start = tmp_path / "start.json"
     one = {"median": 1.5, "q1": 1.4, "q3": 1.6}
@@ -214,14 +224,18 @@ def test_the_table_of_goals(bench, rivals, tmp_path):
     overhead.write_text("a table\n" + json.dumps({"steady_decode_us": {"256": 209.4}}))
     lines = rivals.goals.table(rivals.goals.Files.read([results, start, overhead])).splitlines()
     rows = {line.split(" | ")[0].strip("| "): line for line in lines[2:]}
-    against = next(line for line in lines if "llama.cpp" in line)
-    assert " of 30.0 GB/s | llama.cpp | " in against
-    assert "2026-01-02 | a machine" in against
+    assert " of 30.0 GB/s" in rows["W1 bf16"]
+    assert "2026-01-02 | a machine" in rows["W1 bf16"]
+    assert float(rows["W2 bf16"].split(" of the limit")[0].split()[-1]) > 0
     assert "1.50 s (1.40 to 1.60)" in rows["W7 embedded"]
     assert "209 µs" in rows["W8 256 sequences"]
     assert rows["W9"].count("–") == 4
-    empty = rivals.goals.table(rivals.goals.Files([], {})).splitlines()
-    assert len(empty) == len(lines)
+    [title] = [line for line in lines if "so many times better" in line]
+    assert title.split(" | ")[1:] == ["ik_llama.cpp |"]
+    times = float(rows["W1 one stream, bf16"].split(" | ")[1].split(" x ")[0])
+    assert times > 2
+    empty = rivals.goals.table(rivals.goals.Files([], {}))
+    assert empty.count("\n") < len(lines)
 
 
 def test_batches_of_llama_cpp_and_its_fork(rivals, monkeypatch):
