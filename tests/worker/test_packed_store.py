@@ -211,7 +211,7 @@ def test_weights_change_when_those_of_the_checkpoint_are_kept(checkpoint, monkey
 
     monkeypatch.setattr(packed_store.PackedStore, "_save", save)
     model = load(checkpoint)
-    waiting = threading.Thread(target=lambda: (packed_store.wait_until_kept(model), kept.append("changed")))
+    waiting = threading.Thread(target=lambda: (packed_store.settle(model), kept.append("changed")))
     waiting.start()
     may_write.set()
     waiting.join()

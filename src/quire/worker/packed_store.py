@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from quire.cache_folder import cache_folder, check_private
 from quire.version import __version__
+from quire.worker.huge_pages import HugePages
 
 _logger = logging.getLogger(__name__)
 _VERSION = 1
@@ -63,7 +65,7 @@ class PackedStore:
         """Put the weights of the file into the model, if there is one that fits. Pages are read when touched."""
         try:
             check_private(self.file.parent)
-            tensors = _mapped(self.file)
+            data, tensors = _mapped(self.file)
             places = _places(model, tensors)
             os.utime(self.file)
         except FileNotFoundError:
@@ -78,6 +80,7 @@ class PackedStore:
                 module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         # The system calls such memory available, as it could read it again at any time.
         model.num_mapped_bytes = self.file.stat().st_size
+        model.moving_weights = HugePages(data)
         model.costs_file = self.file.with_suffix(".costs")
         _logger.info("packed weights come from %s", self.file)
         return True
@@ -141,8 +144,24 @@ def costs_file(model: nn.Module) -> Path | None:
     return getattr(model, "costs_file", None)
 
 
-def wait_until_kept(model: nn.Module) -> None:
-    """Who changes weights does so afterwards: the file is for those of the checkpoint."""
+def move_soon(model: nn.Module) -> None:
+    """Weights that lie in a file go into huge pages, beside the steps."""
+    moving: HugePages | None = getattr(model, "moving_weights", None)
+    if moving is not None:
+        moving.start()
+
+
+def stop_moving(model: nn.Module) -> None:
+    """Who lets go of weights does so afterwards."""
+    moving: HugePages | None = getattr(model, "moving_weights", None)
+    if moving is not None:
+        moving.stop()
+
+
+def settle(model: nn.Module) -> None:
+    """Who changes weights does so afterwards: the file is for those of the checkpoint, and a piece that is being moved
+    would lose what is written."""
+    stop_moving(model)
     keeping: threading.Thread | None = getattr(model, "keeping_weights", None)
     if keeping is not None:
         keeping.join()
@@ -251,12 +270,14 @@ class _Patience:
             raise InterruptedError("the program ended before they were written")
 
 
-def _mapped(file: Path) -> dict[str, Tensor]:
+def _mapped(file: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
+    """The whole file, and the tensors in it."""
     with file.open("rb") as opened:
         head = opened.readline(_LONGEST_INDEX)
     index = json.loads(head)
     # A private mapping: what would be written stays in this process.
-    data = torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c", offset=0))[len(head) :]
+    whole = np.memmap(file, dtype=np.uint8, mode="c", offset=0)
+    data = torch.from_numpy(whole)[len(head) :]
     tensors: dict[str, Tensor] = {}
     for name, (kind, shape, offset) in index.items():
         dtype = _TYPES[kind]
@@ -264,7 +285,7 @@ def _mapped(file: Path) -> dict[str, Tensor]:
         if offset < 0 or offset % _LINE or num_bytes < 0 or offset + num_bytes > len(data):
             raise ValueError("it is cut off or damaged")
         tensors[name] = data[offset : offset + num_bytes].view(dtype).view(shape)
-    return tensors
+    return whole, tensors
 
 
 def _remove_unfinished(folder: Path) -> None:

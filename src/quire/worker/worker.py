@@ -67,7 +67,7 @@ from quire.worker.model_loader import load_model, plan_of_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.models.causal_lm import has_sources
 from quire.worker.models.stages import hands_on_inner_states
-from quire.worker.packed_store import costs_file, num_mapped_bytes, wait_until_kept
+from quire.worker.packed_store import costs_file, move_soon, num_mapped_bytes, settle, stop_moving
 from quire.worker.patience import Patience
 from quire.worker.pipeline import StageAnswer, StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
@@ -243,6 +243,7 @@ class Worker:
             num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
             try_step(self._runner, num_tokens, len(groups), num_state_blocks)
         forget_expert_tokens(model)
+        move_soon(model)
 
     def _make_runner(
         self, model: nn.Module, cache: KVCache, table: RowTable, state_tables: StateTables | None
@@ -357,6 +358,7 @@ class Worker:
         """Let go of model and cache; nothing may be executed after this."""
         if self._model is not None:
             self._platform.synchronize()
+            stop_moving(self._model)
         if self._runner is not None:
             self._runner.close()
         self._runner = None
@@ -449,7 +451,7 @@ class Worker:
         self._weights = None
         if update is None:
             raise EngineError(f"update_weights: {path} was not checked.")
-        wait_until_kept(self._loaded_model())
+        settle(self._loaded_model())
         num_weights = update.apply()
         self._inputs.weights_changed()
         if self._graphs is not None:

@@ -1,0 +1,129 @@
+"""Bytes that were mapped from a file move into huge pages of the process's own, while they are read.
+
+The system keeps a file in pages whose sizes it chooses. Where they are small, one row's product reads its weights a
+tenth slower. So a thread that nobody waits for copies a piece at a time into huge pages, and puts these where the
+file's pages were: one call of the system, so that a reader finds the same bytes at every moment, at the same address.
+
+Owns the thread. Nobody may write the bytes before `stop` has returned: a piece that is just being copied would lose it.
+Called by Worker, for packed weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from quire.worker.lazy_memory import lazy_zeros
+
+_logger = logging.getLogger(__name__)
+_HUGE_PAGE = 2 << 20
+_SMALLEST_PIECE = 4 * _HUGE_PAGE
+_MOST_PIECES = 256
+# A start is over by then; its first answer shares its processors with nobody.
+_SECONDS_BEFORE = 3.0
+# between two pieces, of which each takes some milliseconds
+_SECONDS_BETWEEN = 0.01
+_NICENESS = 10
+# What other programs and the cache of the system keep, whatever happens.
+_LEFT_FREE = 2 << 30
+# Linux 6.1: makes one huge page of what lies there, and says whether it is one.
+_MADV_COLLAPSE = 25
+# Linux 5.7, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP: pages go to a place that is given and replace what is
+# there; where they were, memory without pages is left.
+_MOVE_PAGES = 1 | 2 | 4
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+class HugePages:
+    """One array on its way into huge pages. What cannot be moved stays where it is."""
+
+    def __init__(self, array: npt.NDArray[np.uint8], *, seconds_before: float = _SECONDS_BEFORE) -> None:
+        self._array = array
+        self._seconds_before = seconds_before
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._move, name="quire-huge-pages", daemon=True)
+        self.num_moved_bytes = 0
+
+    def start(self) -> None:
+        if self._array.nbytes >= 2 * _HUGE_PAGE and _are_allowed():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Afterwards the bytes may be written, or be gone."""
+        self._stopped.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until all has been moved that can be."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _move(self) -> None:
+        # a rank with a core of its own would share it half and half, and all others would wait for it
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        if self._stopped.wait(self._seconds_before):
+            return
+        began_at = time.monotonic()
+        if psutil.virtual_memory().available < self._array.nbytes + _LEFT_FREE:
+            _logger.info("weights stay in the pages of their file: there is too little memory beside it")
+            return
+        pieces = list(_pieces(self._array))
+        staging = _Staging(max(size for _, size in pieces))
+        for address, size in pieces:
+            if not staging.move(address, size):
+                _logger.info("weights stay in the pages of their file: the system has no huge pages for them")
+                break
+            self.num_moved_bytes += size
+            if self._stopped.wait(_SECONDS_BETWEEN):
+                return
+        seconds = time.monotonic() - began_at
+        _logger.info("%d MiB of weights lie in huge pages, after %.1f s", self.num_moved_bytes >> 20, seconds)
+
+
+def _are_allowed() -> bool:
+    """Linux, where its administrator has not switched them off."""
+    return _SETTING.is_file() and "[never]" not in _SETTING.read_text(encoding="ascii")
+
+
+def _pieces(array: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
+    """Addresses and lengths, both multiples of a huge page. The system remembers each piece, so they are not many."""
+    begin = _aligned(array.ctypes.data)
+    end = (array.ctypes.data + array.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    length = max(_SMALLEST_PIECE, _aligned(array.nbytes // _MOST_PIECES))
+    for address in range(begin, end, length):
+        yield address, min(length, end - address)
+
+
+def _aligned(number: int) -> int:
+    return -(-number // _HUGE_PAGE) * _HUGE_PAGE
+
+
+class _Staging:
+    """Memory in which a piece is copied, and which gives its pages away."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = lazy_zeros((num_bytes + _HUGE_PAGE,), np.uint8, use_huge_pages=True)
+        self._address = _aligned(self._memory.ctypes.data)
+        system = ctypes.CDLL(None)
+        self._madvise, self._mremap = system.madvise, system.mremap
+        self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        self._mremap.restype = ctypes.c_void_p
+
+    def move(self, address: int, size: int) -> bool:
+        """Whether these bytes lie in huge pages now."""
+        ctypes.memmove(self._address, address, size)
+        if self._madvise(self._address, size, _MADV_COLLAPSE) != 0:
+            return False
+        return bool(self._mremap(self._address, size, size, _MOVE_PAGES, address) == address)

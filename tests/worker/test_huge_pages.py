@@ -1,0 +1,127 @@
+"""What lies in a file moves into huge pages, and whoever reads meanwhile sees the same bytes."""
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from quire.worker import huge_pages
+from quire.worker.huge_pages import HugePages
+
+SIZE = (40 << 20) + 12_345
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """A file with a head that ends anywhere, mapped as packed weights are."""
+    path = tmp_path / "weights"
+    np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8).tofile(path)
+    return np.memmap(path, dtype=np.uint8, mode="c")
+
+
+@pytest.fixture
+def enough(monkeypatch):
+    monkeypatch.setattr(huge_pages, "_LEFT_FREE", 0)
+
+
+def moved(mapped):
+    moving = HugePages(mapped, seconds_before=0.0)
+    moving.start()
+    moving.wait()
+    if not moving.num_moved_bytes:
+        pytest.skip("this system has no huge pages to give, or Linux is older than 6.1")
+    return moving
+
+
+def num_bytes_in_file(mapped):
+    """Of its addresses, those that the system still calls a file's."""
+    begin, end, count = mapped.ctypes.data, mapped.ctypes.data + mapped.nbytes, 0
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            fields = line.split()
+            low, high = (int(number, 16) for number in fields[0].split("-"))
+            if fields[-1].endswith("/weights"):
+                count += max(0, min(high, end) - max(low, begin))
+    return count
+
+
+def test_readers_see_the_same_bytes_at_every_moment(mapped, enough):
+    expected = np.array(mapped)
+    faults, is_over = [], threading.Event()
+
+    def read():
+        while not is_over.is_set():
+            if not np.array_equal(mapped, expected):
+                faults.append("other bytes")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        moving = moved(mapped)
+    finally:
+        is_over.set()
+        reader.join()
+    assert not faults
+    assert np.array_equal(mapped, expected)
+    # all but the ends, where a huge page would reach beyond the file
+    assert moving.num_moved_bytes >= SIZE - 2 * (2 << 20)
+    assert num_bytes_in_file(mapped) <= SIZE - moving.num_moved_bytes + 4096
+
+
+def test_what_is_written_afterwards_stays_in_this_process(mapped, enough, tmp_path):
+    before = np.array(mapped)
+    moved(mapped).stop()
+    mapped[5 << 20 : 6 << 20] = 7
+    assert (mapped[5 << 20 : 6 << 20] == 7).all()
+    assert np.array_equal(mapped[6 << 20 :], before[6 << 20 :])
+    assert np.array_equal(np.fromfile(tmp_path / "weights", dtype=np.uint8), before)
+
+
+def test_it_can_be_stopped_before_and_between(mapped, enough, monkeypatch):
+    expected = np.array(mapped)
+    early = HugePages(mapped, seconds_before=1e6)
+    early.start()
+    early.stop()
+    assert early.num_moved_bytes == 0
+    HugePages(mapped).stop()  # was never started
+    monkeypatch.setattr(huge_pages, "_SECONDS_BETWEEN", 1e6)
+    between = HugePages(mapped, seconds_before=0.0)
+    between.start()
+    while num_bytes_in_file(mapped) == mapped.nbytes + -mapped.nbytes % 4096 and between._thread.is_alive():
+        pass
+    between.stop()
+    assert between.num_moved_bytes in (0, 8 << 20)
+    assert np.array_equal(mapped, expected)
+
+
+def test_other_programs_keep_their_memory(mapped, monkeypatch):
+    monkeypatch.setattr(huge_pages, "_LEFT_FREE", psutil.virtual_memory().total)
+    moving = HugePages(mapped, seconds_before=0.0)
+    moving.start()
+    moving.wait()
+    assert moving.num_moved_bytes == 0
+
+
+def test_a_system_that_has_none_keeps_the_file(mapped, enough, monkeypatch):
+    expected = np.array(mapped)
+    monkeypatch.setattr(huge_pages._Staging, "move", lambda *_: False)
+    moving = HugePages(mapped, seconds_before=0.0)
+    moving.start()
+    moving.wait()
+    assert moving.num_moved_bytes == 0
+    assert np.array_equal(mapped, expected)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 40 << 20, 3 << 30, 200 << 30])
+def test_pieces_are_not_many(size, monkeypatch):
+    class Array:
+        nbytes = size
+        ctypes = type("Place", (), {"data": 0x7F0000001000})
+
+    pieces = list(huge_pages._pieces(Array))
+    assert len(pieces) <= 257
+    assert all(address % (2 << 20) == 0 and length % (2 << 20) == 0 for address, length in pieces)
+    ends = [address + length for address, length in pieces]
+    assert ends[:-1] == [address for address, _ in pieces[1:]]
+    assert not ends or ends[-1] <= 0x7F0000001000 + size
