@@ -568,5 +568,7 @@ class Lifecycle:
             assert request.status is Status.PREEMPTED or not sequence.host_tables, "in, with host blocks"
         running = {request.request_id for request in self.running.requests}
         assert running == {number for number, request in self.requests.items() if request.status is Status.RUNNING}
+        in_order = [one.row for request in self.running.requests for one in request.sequences.values()]
+        assert self.running.rows_in_order().tolist() == in_order, "the rows of those who run are others"
         self._shares.check_invariants(len(self.requests))
         assert len(running) + len(self.queues) == len(self.requests), "a request is in no queue, or in two"

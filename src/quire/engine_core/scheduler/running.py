@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
 
+import numpy as np
+
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
-from quire.messages import NO_INTS, IntArray, int_array
+from quire.messages import NO_INTS, IntArray
 
 
 class Running:
@@ -25,6 +27,11 @@ class Running:
         self.num_reserved_rows = 0
         self._rows = rows
         self._sequences: list[Sequence | None] = [None] * rows.num_rows
+        # of each row: whether its request runs, when that one arrived, and when the row was taken
+        self._runs = np.zeros(rows.num_rows, dtype=np.bool_)
+        self._arrival = np.zeros(rows.num_rows, dtype=np.int64)
+        self._placed = np.zeros(rows.num_rows, dtype=np.int64)
+        self._num_placed = 0
         self._rows_in_order: IntArray | None = NO_INTS
 
     def join(self, request: Request) -> None:
@@ -37,10 +44,15 @@ class Running:
             self.requests.append(request)
         else:  # it has run before, or others went first
             insort(self.requests, request, key=attrgetter("arrival"))
-        self._rows_in_order = None
+        self._mark(request, runs=True)
 
     def leave(self, request: Request) -> None:
         self.requests.remove(request)
+        self._mark(request, runs=False)
+
+    def _mark(self, request: Request, *, runs: bool) -> None:
+        for sequence in request.sequences.values():
+            self._runs[sequence.row] = runs
         self._rows_in_order = None
 
     def leave_rows(self, request: Request) -> None:
@@ -51,19 +63,26 @@ class Running:
     def place(self, sequence: Sequence) -> None:
         """A row for a sequence that has none yet."""
         sequence.place(self._rows)
-        self._sequences[sequence.row] = sequence
+        row = sequence.row
+        self._sequences[row] = sequence
+        self._num_placed += 1
+        self._placed[row] = self._num_placed
+        self._arrival[row] = sequence.request.arrival
+        self._runs[row] = sequence.request.status is Status.RUNNING  # that of a fork
         self._rows_in_order = None
 
     def remove(self, row: int) -> None:
         self._sequences[row] = None
+        self._runs[row] = False
         self._rows.give_back(row)
         self._rows_in_order = None
 
     def rows_in_order(self) -> IntArray:
+        """By arrival, those of one request as its sequences began. Looks at no request: with many of them, most of which
+        were not touched for a while, that takes longer than a step."""
         if self._rows_in_order is None:
-            self._rows_in_order = int_array(
-                [sequence.row for request in self.requests for sequence in request.sequences.values()]
-            )
+            rows = self._runs.nonzero()[0]
+            self._rows_in_order = rows[np.lexsort((self._placed[rows], self._arrival[rows]))]
         return self._rows_in_order
 
     def sequence_at(self, row: int) -> Sequence:
