@@ -21,7 +21,7 @@ from quire.engine_core.whole_ranges import WholeRanges
 from quire.messages import EngineRequest, Media, TokenMask, sequence_id_of
 from quire.pooling_params import MEAN
 
-_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class Status(enum.StrEnum):
@@ -130,7 +130,7 @@ class Sequence:
         if request.media:
             rows.use_media(self.row, request.media)
         self._rows = rows
-        self._prompt = _NO_TOKENS
+        self._prompt = NO_TOKENS
 
     def unplace(self) -> None:
         """Its row goes to somebody else. It keeps the tokens that it knows; one that is in flight is sampled again."""

@@ -10,10 +10,11 @@ from bisect import bisect_left
 import numpy as np
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
-from quire.engine_core.request import Request, Sequence
+from quire.engine_core.request import NO_TOKENS, Request, Sequence
+from quire.engine_core.rows import Tokens
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.prerequisites import Prerequisites
-from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
+from quire.messages import AdmittedSequence, EngineRequest, IntArray, SequenceStart, int_array
 from quire.pooling_params import CLS, MEAN, POOLINGS
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -43,7 +44,16 @@ class Admission:
         # the tokens of a prompt see each other: it is computed in one step, and becomes a vector
         self.sees_all = sees_all
 
-    def bad_ids(self, token_ids: list[int]) -> str | None:
+    def checked(self, token_ids: list[int]) -> tuple[Tokens, str | None]:
+        """A prompt as an array, and what is wrong with it."""
+        try:
+            # what is an array already stays one
+            ids = np.asarray(token_ids, dtype=getattr(token_ids, "dtype", np.int32))
+        except OverflowError:
+            return NO_TOKENS, self.bad_ids(token_ids)
+        return ids.astype(np.int32, copy=False), self.bad_ids(ids)
+
+    def bad_ids(self, token_ids: list[int] | IntArray | Tokens) -> str | None:
         """An id outside the vocabulary would read past the end of a table, and end the engine for everybody."""
         if not len(token_ids):
             return None

@@ -170,8 +170,9 @@ class Lifecycle:
             return  # a client that repeats an id gets the outputs of the first
         message = self._prerequisites.meant_by(message)
         can = self._admission
-        refusal = can.bad_ids(message.prompt_token_ids) or can.bad_ids(further_ids(message))
-        refusal = refusal or can.bad_handle(message) or can.bad_pooling(message) or can.bad_permits(message)
+        sent, refusal = can.checked(message.prompt_token_ids)
+        refusal = refusal or can.bad_ids(further_ids(message)) or can.bad_handle(message)
+        refusal = refusal or can.bad_pooling(message) or can.bad_permits(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return
@@ -180,7 +181,7 @@ class Lifecycle:
         except RequestError as error:
             self._refuse_unseen(message.request_id, message.sampling.n, str(error))
             return
-        prompt = self._prompt_of(message)
+        prompt = self._prompt_of(message, sent)
         request = Request(
             message,
             method,
@@ -214,9 +215,8 @@ class Lifecycle:
             if not self._refuse(request, refusal):
                 self.queues.add(request)
 
-    def _prompt_of(self, message: EngineRequest) -> Tokens:
+    def _prompt_of(self, message: EngineRequest, sent: Tokens) -> Tokens:
         """What was sent, behind what it continues."""
-        sent = np.asarray(message.prompt_token_ids, dtype=np.int32)
         kept = self._kept.find(message.continues) if message.continues is not None else None
         return sent if kept is None else np.concatenate([kept.tokens, sent])
 

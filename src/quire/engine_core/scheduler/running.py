@@ -78,8 +78,8 @@ class Running:
         self._rows_in_order = None
 
     def rows_in_order(self) -> IntArray:
-        """By arrival, those of one request as its sequences began. Looks at no request: with many of them, most of which
-        were not touched for a while, that takes longer than a step."""
+        """By arrival, those of one request as its sequences began. Looks at no request: with many of them, most of
+        which were not touched for a while, that takes longer than a step."""
         if self._rows_in_order is None:
             rows = self._runs.nonzero()[0]
             self._rows_in_order = rows[np.lexsort((self._placed[rows], self._arrival[rows]))]
