@@ -43,7 +43,8 @@ _TOWER, _PROJECTOR = "vision_tower", "embed_vision"
 def complete_whole(config: Any) -> None:
     """The keys of text stand in a `text_config` of their own."""
     for key, value in (getattr(config, "text_config", None) or {}).items():
-        if key not in ("model_type", "architectures"):
+        # whether it is tied is said of the whole, or of the text
+        if key not in ("model_type", "architectures") and not (key == "tie_word_embeddings" and not value):
             setattr(config, Gemma4ForCausalLM.config_names.get(key, key), value)
     complete_config(config)
     if config.vision_config is None:
