@@ -12,12 +12,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
 import zmq
 
 from quire.engine_core.driver import CoreDriver, failure_at_start
+from quire.engine_core.executor.torch_library import load_torch_library
 from quire.engine_core.further_clients import FurtherClients
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.pulse import PulseWriter
@@ -208,6 +210,8 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="quire.engine_core.process", description="started by the engine client")
     parser.add_argument("--core", help='builder of the core, as "module:function"')
     arguments = parser.parse_args()
+    if arguments.core is None:  # another one is somebody's own, and may have no worker
+        threading.Thread(target=load_torch_library, name="quire-torch-library", daemon=True).start()
     log = BackgroundHandler(sys.stderr)
     log.setFormatter(line_formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[log])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import importlib.util
-import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import WorkerConfig
 from quire.engine_core.executor.executor import STEP_TIMES, PendingStep
+from quire.engine_core.executor.torch_library import load_torch_library
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
 if TYPE_CHECKING:
@@ -29,21 +26,12 @@ def import_worker() -> None:
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        _load_library_of_torch()
+        load_torch_library()
         import quire.worker.worker  # noqa: F401 - the core itself knows no torch
     finally:
         if is_collecting:
             _count_as_old()
             gc.enable()
-
-
-def _load_library_of_torch() -> None:
-    """The large one, which takes a fifth of that second. The system is asked for it, and other threads go on meanwhile;
-    Python's own way to it would hold them up. What cannot be loaded so is loaded, or refused, by torch itself."""
-    torch = importlib.util.find_spec("torch")
-    load = getattr(ctypes.CDLL(None), "dlopen", None)
-    if torch is not None and torch.origin is not None and load is not None:
-        load(os.fsencode(Path(torch.origin).with_name("lib") / "libtorch_cpu.so"), os.RTLD_NOW)
 
 
 def _count_as_old() -> None:
