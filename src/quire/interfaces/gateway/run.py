@@ -186,6 +186,8 @@ class _Server:
             loop.add_signal_handler(number, self._on_signal, number)
         # the engine's process loads while this one imports the HTTP server
         starting = self._begin(self._start_engine())
+        # it begins here, and not in turns with these imports
+        await asyncio.sleep(0)
         http: HttpServer | None = None
         fleet: Fleet | NoFleet = NoFleet()
         ledger: Ledger | None = None
