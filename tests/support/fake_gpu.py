@@ -12,6 +12,7 @@ What the device answers is zeros, so every token is token 0.
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from quire.config.process_memory import MemoryReport
-from quire.worker import arrival, model_loader, platforms, staging, state_cache
+from quire.worker import arrival, checkpoint_files, model_loader, platforms, staging, state_cache, weight_loading
 from quire.worker.attention import layer as attention_layer
 from quire.worker.kernels import reference, triton
 from quire.worker.live_tensors import LiveTensors
@@ -36,6 +38,8 @@ _BYTES = 80 << 30
 # numbers of devices in torch's registries
 _CUDA, _META = 1, 14
 _aten = torch.ops.aten
+_COPIES = (_aten._to_copy.default, _aten.copy_.default)
+_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_")
 
 
 class HostWaitError(Exception):
@@ -94,6 +98,8 @@ class FakeDeviceWork(TorchDispatchMode):
         self._pinned: dict[int, Tensor] = {}
         self.num_operators = 0
         self.num_launches = 0
+        # by kernel, constants and options of the compiler: what it was compiled for besides
+        self.specialised: dict[Any, set[Any]] = {}
         # once the model is loaded and what is kept for good is there
         self.is_strict = False
 
@@ -106,8 +112,10 @@ class FakeDeviceWork(TorchDispatchMode):
         if func._schema.name == "aten::to":  # torch leaves it whole in inference mode, and its parts are looked at
             with self:
                 return func.decompose(*args, **keywords)
-        if self.is_strict and func in (_aten._to_copy.default, _aten.copy_.default):
+        if self.is_strict and func in _COPIES:
             self._check_copy(func, args, keywords)
+        if self.is_strict and func._schema.name in _INDEXED:
+            _check_index(args)
         return func(*args, **keywords)
 
     def _check_copy(self, func: Any, args: Any, keywords: Any) -> None:
@@ -131,9 +139,43 @@ class FakeDeviceWork(TorchDispatchMode):
     def check_launch(self, launched: Any) -> None:
         """In the place of a launch."""
         self.num_launches += 1
+        constants, besides = _compiled_for(launched)
+        self.specialised.setdefault(constants, set()).add(besides)
         for name, value in launched.arguments.items():
             if isinstance(value, Tensor) and value.device.type != "cuda" and not self.is_pinned(value):
                 raise HostWaitError(f"{launched.kernel.__name__} is given {name} on {value.device}")
+
+
+def _check_index(args: Any) -> None:
+    """torch takes places in memory of the host as well, and sends them without a word."""
+    target, places, *_ = args
+    if target.device.type == "cuda":
+        for place in places:
+            if place is not None and place.device.type == "cpu":
+                raise HostWaitError(f"{tuple(place.shape)} places in memory of the host index a tensor of the device")
+
+
+def _compiled_for(launched: Any) -> tuple[Any, Any]:
+    """What Triton makes a kernel of its own for: constants and types, and of other arguments whether they are 1, and
+    multiples of 16, and how wide they are."""
+    kernel = launched.kernel
+    plain = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize") or ()
+    constants = []
+    besides = []
+    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+        value = launched.arguments[name]
+        if "constexpr" in str(parameter.annotation):
+            constants.append((name, str(value)))
+        elif isinstance(value, Tensor):
+            # memory begins at multiples of 256 bytes
+            is_aligned = name in plain or value.storage_offset() * value.element_size() % 16 == 0
+            constants.append((name, value.dtype))
+            besides.append((name, is_aligned))
+        elif isinstance(value, int):
+            size = "long" if abs(value) >= 1 << 31 else "int"
+            besides.append((name, size if name in plain else (size, value == 1, value % 16 == 0)))
+    options = tuple(sorted(launched.options.items()))
+    return (kernel.__name__, tuple(constants), options), tuple(besides)
 
 
 def _allow_indexing() -> None:
@@ -169,6 +211,28 @@ def _of_the_host(array: Any) -> Tensor:
     """With its numbers: the host knows its own memory."""
     with _disable_current_modes():
         return _from_numpy(array)
+
+
+class _OpenFile:
+    """A checkpoint's, whose tensors have their numbers: the host reads them."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        self._file: Any = safe_open(*args, **keywords)
+
+    def __enter__(self) -> _OpenFile:
+        self._opened = self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
+
+    def keys(self) -> Any:
+        return self._opened.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        with _disable_current_modes():
+            tensor: Tensor = self._opened.get_tensor(name)
+            return tensor
 
 
 def _numbers_of_the_host(tensor: Tensor) -> Any:
@@ -212,7 +276,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     monkeypatch.setattr(arrival, "CudaMark", Passed)
     monkeypatch.setattr(launch, "run", work.check_launch)
     monkeypatch.setattr(model_loader, "fill_randomly", lambda name, parameter, seed=0: None)
+    monkeypatch.setattr(weight_loading, "check_finite", lambda *arguments: None)
     monkeypatch.setattr(staging, "read", device.read)
+    monkeypatch.setattr(checkpoint_files, "safe_open", _OpenFile)
     _remember_headers(monkeypatch)
     monkeypatch.setattr(torch, "from_numpy", _of_the_host)
     monkeypatch.setattr(Tensor, "tolist", _numbers_of_the_host)

@@ -13,7 +13,7 @@ from quire.worker.kernels.triton.launch import Example, launch
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride", "num_words"])
 def _apply_bitmask(logits, rows, mask, stride, mask_stride, vocab_size, num_words, block: tl.constexpr):
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     token = tl.program_id(1) * block + tl.arange(0, block)

@@ -19,7 +19,7 @@ from quire.worker.kernels.triton.state_memory import place_of, states_of
 _BLOCK = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["starts", "num_kept"])
 def _causal_conv(
     x, weight, bias, chunks, starts, query_starts, num_kept, num_read, out,
     x_stride, out_stride, num_channels, num_chunks, chunk_bytes,

@@ -134,7 +134,7 @@ def _draw_from_first(
     return token
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_ps", "uniforms"])
 def _choose_tokens(
     logits, rows, tops, tokens, temperatures, top_ks, top_ps, min_ps, uniforms,
     stride, vocab_size,

@@ -36,7 +36,7 @@ def _normalised(row):
     return row * tl.rsqrt(tl.sum(row * row) + 1e-6)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["starts", "num_kept"])
 def _gated_delta_rule(
     query, key, value, a, b, a_log, dt_bias, chunks, starts, query_starts, num_kept, num_read, out,
     query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride,

@@ -34,7 +34,7 @@ _ADDRESSES = "quire_addresses"
 _LONGEST_AXIS = 65_535
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _grouped_linear(
     addresses, x, x_scales, bias_addresses, out, order, starts,
     num_tokens, num_experts, inner, stride, inner_stride, scale_stride,
@@ -51,12 +51,13 @@ def _grouped_linear(
     if has_order:
         expert, first_pair, count = tile_of_bin(starts, tile, num_experts, bins_block, block_t)
         is_row = index < count
+        # rows that are not there are computed like the first of all, and not stored
         pair = tl.load(order + first_pair + index, is_row, 0).to(tl.int64)
     else:
         expert = tile % num_experts
         token = tile // num_experts * block_t + index
         is_row = token < num_tokens
-        pair = token.to(tl.int64) * num_experts + expert
+        pair = tl.minimum(token, num_tokens - 1).to(tl.int64) * num_experts + expert
     is_real = (output < num_rows)[:, None] & is_row[None, :]
     place = pair[None, :] * num_rows + output[:, None]
     x_place = pair // inner * stride + pair % inner * inner_stride
@@ -68,7 +69,7 @@ def _grouped_linear(
         packed = tl.multiple_of(packed, 16)
         for first in range(0, num_columns, span):
             total += span_of_product(
-                packed, x, x_scales, x_place, scale_place, is_row, output, first,
+                packed, x, x_scales, x_place, scale_place, output, first,
                 num_rows, num_columns, pitch, num_groups, group, first_scale,
                 kind, value_type, dot_type, step, zero, has_offsets, has_shift, is_odd, is_rounded, is_scaled_last,
                 scale_type, span, block_n, block_t,

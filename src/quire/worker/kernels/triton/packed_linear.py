@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.worker.kernels.reference.look_up import rows_here
 from quire.worker.kernels.reference.packed_format import FP4, PackedHeader
 from quire.worker.kernels.triton.example_inputs import floats, raw
-from quire.worker.kernels.triton.launch import Example, launch
+from quire.worker.kernels.triton.launch import Example, launch, target
 from quire.worker.kernels.triton.tile_product import (
     BLOCK_N,
     SPAN,
@@ -38,7 +38,7 @@ __all__ = ["pack_quantized", "pack_weight", "packed_linear", "packed_rows", "unp
 _FEW_ROWS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_inputs"])
 def _packed_linear(
     packed, x, x_scales, bias, out,
     num_inputs, inner, stride, inner_stride, scale_stride,
@@ -50,36 +50,37 @@ def _packed_linear(
     has_bias: tl.constexpr, is_side_by_side: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    row = (tl.program_id(1) * block_t + tl.arange(0, block_t)).to(tl.int64)
-    is_row = row < num_inputs
-    x_place = row // inner * stride + row % inner * inner_stride
-    scale_place = row // inner * scale_stride
-    is_real = (output < num_rows)[:, None] & is_row[None, :]
-    place = row[None, :] * num_rows + output[:, None]
+    row = tl.program_id(1) * block_t + tl.arange(0, block_t)
+    # rows beyond the last are computed like it, and not stored: a mask would take registers in every step
+    read = tl.minimum(row, num_inputs - 1).to(tl.int64)
+    x_place = read // inner * stride + read % inner * inner_stride
+    scale_place = read // inner * scale_stride
     if is_side_by_side:
         first = tl.program_id(2) * span
         total = span_of_product(
-            packed, x, x_scales, x_place, scale_place, is_row, output, first,
+            packed, x, x_scales, x_place, scale_place, output, first,
             num_rows, num_columns, pitch, num_groups, group, first_scale,
             kind, value_type, dot_type, step, zero, has_offsets, has_shift, is_odd, is_rounded, is_scaled_last,
             scale_type, span, block_n, block_t,
         )  # fmt: skip
-        tl.store(out + tl.program_id(2).to(tl.int64) * num_inputs * num_rows + place, total, is_real)
+        out += tl.program_id(2).to(tl.int64) * num_inputs * num_rows
     else:
         total = tl.zeros([block_n, block_t], tl.float32)
         for first in range(0, num_columns, span):
             total += span_of_product(
-                packed, x, x_scales, x_place, scale_place, is_row, output, first,
+                packed, x, x_scales, x_place, scale_place, output, first,
                 num_rows, num_columns, pitch, num_groups, group, first_scale,
                 kind, value_type, dot_type, step, zero, has_offsets, has_shift, is_odd, is_rounded, is_scaled_last,
                 scale_type, span, block_n, block_t,
             )  # fmt: skip
         if has_bias:
             total += tl.load(bias + output, output < num_rows, 0.0).to(tl.float32)[:, None]
-        tl.store(out + place, total.to(out.dtype.element_ty), is_real)
+    is_real = (output < num_rows)[:, None] & (row < num_inputs)[None, :]
+    place = row.to(tl.int64)[None, :] * num_rows + output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _add_spans(spans, bias, out, num_rows, size, num_spans, has_bias: tl.constexpr, block: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_real = place < size
@@ -108,7 +109,7 @@ def multiply(x: Tensor, packed: Tensor, form: WeightForm, bias: Tensor | None) -
     num_spans = triton.cdiv(header.num_columns, SPAN)
     is_side_by_side = num_spans > 1 and count <= _FEW_ROWS
     block_t = rows_at_once(count)
-    target = x.new_empty((num_spans, count, header.num_rows), dtype=torch.float32) if is_side_by_side else out
+    sums = x.new_empty((num_spans, count, header.num_rows), dtype=torch.float32) if is_side_by_side else out
     has_bias = bias is not None
     some_bias = out if bias is None else bias.contiguous()
     launch(
@@ -118,7 +119,7 @@ def multiply(x: Tensor, packed: Tensor, form: WeightForm, bias: Tensor | None) -
         inputs.tensor,
         inputs.scales,
         some_bias,
-        target,
+        sums,
         count,
         inputs.inner,
         inputs.stride,
@@ -133,6 +134,8 @@ def multiply(x: Tensor, packed: Tensor, form: WeightForm, bias: Tensor | None) -
         **constants_of(form, x, block_t),
         has_bias=has_bias,
         is_side_by_side=is_side_by_side,
+        # sums that come out of the memory of a large Blackwell's tensor cores are too many for the threads of four
+        num_warps=8 if target().arch in (100, 103) else 4,
         num_stages=3,
     )
     if is_side_by_side:
@@ -140,7 +143,7 @@ def multiply(x: Tensor, packed: Tensor, form: WeightForm, bias: Tensor | None) -
         launch(
             _add_spans,
             (triton.cdiv(out.numel(), block),),
-            target,
+            sums,
             some_bias,
             out,
             header.num_rows,

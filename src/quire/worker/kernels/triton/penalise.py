@@ -15,7 +15,7 @@ from quire.worker.staging import to_device
 _BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "repetitions", "frequencies", "presences", "num_entries"])
 def _penalise(
     logits, places, tokens, counts, repetitions, frequencies, presences, stride, num_entries, block: tl.constexpr
 ):  # fmt: skip

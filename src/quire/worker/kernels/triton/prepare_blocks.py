@@ -14,7 +14,7 @@ from quire.worker.kernels.triton.launch import Example, launch
 _BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _apply_changes(tables, changes, count, block: tl.constexpr):
     entry = tl.program_id(0) * block + tl.arange(0, block)
     is_entry = entry < count
@@ -23,7 +23,7 @@ def _apply_changes(tables, changes, count, block: tl.constexpr):
     tl.store(tables + place, block_id.to(tl.int32), is_entry)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "num_tokens"])
 def _prepare_blocks(
     tables, rows, computed, is_written, query_starts, block_tables, slots,
     num_rows, width, longest, num_tokens, block_size,

@@ -27,7 +27,7 @@ def _bin_of(ids, place, count, first, num_bins):
     return tl.where(place < count, number, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _count_pairs(ids, counts, count, first, num_bins, is_added: tl.constexpr, block: tl.constexpr):
     own = tl.program_id(0)
     total = tl.zeros([block], tl.int32)
@@ -40,7 +40,7 @@ def _count_pairs(ids, counts, count, first, num_bins, is_added: tl.constexpr, bl
     tl.store(counts + own, mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _place_pairs(
     ids, counts, starts, order, count, first, num_bins, bins_block: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip

@@ -20,7 +20,7 @@ from quire.worker.kernels.triton.state_memory import place_of, states_of
 _ROWS = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["starts", "num_kept"])
 def _ssd_scan(
     x, dt, dt_bias, a_log, b, c, skip, chunks, starts, query_starts, num_kept, num_read, out,
     x_stride, x_head_stride, dt_stride, b_stride, b_group_stride, c_stride, c_group_stride,

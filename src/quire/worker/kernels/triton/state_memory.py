@@ -22,7 +22,7 @@ _ADDRESSES = "quire_places"
 HEADER = tl.constexpr(STATE_HEADER_BYTES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["starts", "num_kept"])
 def _find_chunks(
     addresses, tables, starts, num_kept, chunks, num_read,
     table_stride, num_places, first_chunk, num_chunks, chunk_bytes,

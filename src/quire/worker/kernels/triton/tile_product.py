@@ -61,15 +61,16 @@ def multiply_codes(codes, inputs, dot_type: tl.constexpr):
 
 @triton.jit
 def span_of_product(
-    packed, x, x_scales, x_place, scale_place, is_row, output, first,
+    packed, x, x_scales, x_place, scale_place, output, first,
     num_rows, num_columns, pitch, num_groups, group, first_scale,
     kind: tl.constexpr, value_type: tl.constexpr, dot_type: tl.constexpr, step: tl.constexpr, zero: tl.constexpr,
     has_offsets: tl.constexpr, has_shift: tl.constexpr, is_odd: tl.constexpr, is_rounded: tl.constexpr,
     is_scaled_last: tl.constexpr, scale_type: tl.constexpr,
     span: tl.constexpr, block_n: tl.constexpr, block_t: tl.constexpr,
 ):  # fmt: skip
-    """[block_n, block_t]: the sums over inputs `first` to `first + span`."""
-    # rows beyond the last are computed like it, and not stored
+    """[block_n, block_t]: the sums over inputs `first` to `first + span`. `x_place`, `scale_place`: where rows begin,
+    all of which may be read."""
+    # outputs beyond the last are computed like it, and not stored
     row = tl.minimum(output, num_rows - 1).to(tl.int64)
     scales = (packed + first_scale).to(tl.pointer_type(scale_type)) + row
     offsets = scales + num_groups * num_rows
@@ -79,7 +80,7 @@ def span_of_product(
             values = (packed + HEADER).to(tl.pointer_type(value_type))
             column = start + tl.arange(0, step)
             weight = tl.load(values + (row * pitch)[:, None] + column[None, :]).to(dot_type)
-            is_input = (column < num_columns)[:, None] & is_row[None, :]
+            is_input = (column < num_columns)[:, None]
             inputs = tl.load(x + x_place[None, :] + column[:, None], is_input, 0.0).to(dot_type)
             total = tl.dot(weight, inputs, total, input_precision="ieee")
         elif is_odd:
@@ -98,11 +99,11 @@ def span_of_product(
             weight = code.to(tl.float32) * tl.load(scales[:, None] + scale_at).to(tl.float32)
             if has_offsets:
                 weight += tl.load(offsets[:, None] + scale_at)
-            is_input = (column < num_columns)[:, None] & is_row[None, :]
+            is_input = (column < num_columns)[:, None]
             inputs = tl.load(x + x_place[None, :] + column[:, None], is_input, 0.0).to(tl.float32)
             if is_rounded:
                 at = scale_place[None, :] + (tl.minimum(column, num_columns - 1) // TOGETHER)[:, None]
-                inputs *= tl.load(x_scales + at, is_row[None, :], 0.0)
+                inputs *= tl.load(x_scales + at)
             total = tl.dot(weight, inputs, total, input_precision="ieee")
         else:
             if kind == "int8":
@@ -110,7 +111,7 @@ def span_of_product(
                 code = tl.load(
                     (packed + HEADER).to(tl.pointer_type(tl.int8)) + (row * pitch)[:, None] + column[None, :]
                 )
-                is_input = (column < num_columns)[:, None] & is_row[None, :]
+                is_input = (column < num_columns)[:, None]
                 inputs = tl.load(x + x_place[None, :] + column[:, None], is_input, 0.0)
                 part = multiply_codes(code, inputs, dot_type)
                 if has_shift:
@@ -120,8 +121,8 @@ def span_of_product(
                 index = tl.arange(0, step // 2)
                 lower = start + index // 16 * 32 + index % 16
                 stored = tl.load(packed + HEADER + (row * (pitch // 2))[:, None] + (start // 2 + index)[None, :])
-                is_lower = (lower < num_columns)[:, None] & is_row[None, :]
-                is_upper = (lower + 16 < num_columns)[:, None] & is_row[None, :]
+                is_lower = (lower < num_columns)[:, None]
+                is_upper = (lower + 16 < num_columns)[:, None]
                 place = x_place[None, :] + lower[:, None]
                 inputs_below = tl.load(x + place, is_lower, 0.0)
                 inputs_above = tl.load(x + place + 16, is_upper, 0.0)
@@ -131,7 +132,7 @@ def span_of_product(
                     input_sum = tl.sum(inputs_below.to(tl.float32), axis=0)
                     input_sum += tl.sum(inputs_above.to(tl.float32), axis=0)
             if is_rounded:
-                x_scale = tl.load(x_scales + scale_place + start // TOGETHER, is_row, 0.0)
+                x_scale = tl.load(x_scales + scale_place + start // TOGETHER)
                 part *= x_scale[None, :]
                 if has_shift:
                     input_sum *= x_scale

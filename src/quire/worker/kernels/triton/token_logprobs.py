@@ -91,9 +91,11 @@ def token_logprobs(
     logprobs = torch.empty_like(tops)
     log_sums = torch.empty_like(tops)
     ranks = torch.empty(count, dtype=torch.int64, device=tops.device)
-    keys = torch.empty((count, most), dtype=torch.int64, device=tops.device)
+    # a kernel is made for each width: there are few
+    width = min(block_of(most), vocab_size) if most else 0
+    keys = torch.empty((count, width), dtype=torch.int64, device=tops.device)
     ids = torch.empty_like(keys)
-    best = torch.empty((count, most), dtype=torch.float32, device=tops.device)
+    best = torch.empty((count, width), dtype=torch.float32, device=tops.device)
     launch(
         _token_logprobs,
         (count,),
@@ -108,13 +110,13 @@ def token_logprobs(
         logits_NV.stride(0),
         vocab_size,
         has_rows=rows_n is not None,
-        most=most,
+        most=width,
         block=_BLOCK,
         num_warps=8,
     )
-    if most:
-        launch(_sort_best, (count,), keys, tops, log_sums, ids, best, vocab_size, most=most, block=block_of(most))
-    return logprobs, ranks, ids, best
+    if width:
+        launch(_sort_best, (count,), keys, tops, log_sums, ids, best, vocab_size, most=width, block=block_of(width))
+    return logprobs, ranks, ids[:, :most], best[:, :most]
 
 
 def _example() -> object:
