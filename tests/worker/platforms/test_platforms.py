@@ -142,6 +142,14 @@ def test_a_torch_for_rocm_has_amds_gpus_under_the_name_cuda(amd):
     assert not platform.is_beyond_repair(RuntimeError("a shape does not fit"))
 
 
+def test_float32_is_float32_in_convolutions(amd, monkeypatch):
+    """Those of Whisper's encoder, say."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    amd("gfx942")
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_amds_gpus_without_kernels_are_refused(amd, monkeypatch):
     with pytest.raises(OptionError, match="a gfx1100, and Quire's kernels are built for gfx90a, gfx942, gfx950"):
         amd("gfx1100")

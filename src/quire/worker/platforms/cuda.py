@@ -44,6 +44,8 @@ class CudaPlatform:
             reason = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no usable GPU"
             raise OptionError(f"device=cuda: {reason}. Use device=cpu, or install a torch with CUDA and a driver.")
         self.device = torch.device("cuda", torch.cuda.current_device())
+        # torch rounds what convolutions of float32 multiply to 10 bits where nobody says no; products it does not
+        torch.backends.cudnn.allow_tf32 = False
         # Before Ampere there is no arithmetic in bfloat16.
         has_bfloat16 = torch.cuda.get_device_capability(self.device)[0] >= 8
         self.supported_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16)
