@@ -123,7 +123,7 @@ class ImageRows(StepMember):
     def _grid_positions(self, batch: InputBatch) -> Tensor:
         positions_3T = batch.positions_T.repeat(3, 1)
         for images, first, last, start in self._rows_with_images(batch):
-            known = torch.from_numpy(images.positions(first, last)).to(self._device)
+            known = send(torch.from_numpy(images.positions(first, last)), self._device)
             positions_3T[:, start : start + last - first] = known
         return positions_3T
 

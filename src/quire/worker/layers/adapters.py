@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.worker import kernels
 from quire.worker.forward_context import current_forward_context
+from quire.worker.staging import send
 
 
 class LowRank(NamedTuple):
@@ -97,9 +98,10 @@ class AdapterStack:
         return self._a
 
     def fill(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """Another adapter takes the slot, or one that has nothing for this layer."""
-        self._ranks[slot] = 0
+        """Another adapter takes the slot, or one that has nothing for this layer. Nothing waits for a device: a single
+        number that is assigned to a place would."""
+        self._ranks[slot].fill_(0)
         if adapter is not None:
-            self._a[slot, : len(adapter.a)] = adapter.a
-            self._b[slot, : len(adapter.b)] = adapter.b
-            self._ranks[slot] = adapter.rank
+            self._a[slot, : len(adapter.a)] = send(adapter.a, self._a.device)
+            self._b[slot, : len(adapter.b)] = send(adapter.b, self._b.device)
+            self._ranks[slot].fill_(adapter.rank)

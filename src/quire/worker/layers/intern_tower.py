@@ -12,6 +12,7 @@ from quire.errors import ModelError
 from quire.worker.layers.norm import RMSNorm
 from quire.worker.layers.parameter import make_parameter
 from quire.worker.layers.vision_tower import TowerMLP, attended, places_by_square
+from quire.worker.staging import send
 
 _QK_EPS = 1e-6
 
@@ -103,7 +104,7 @@ class InternTower(nn.Module):
         """`height` and `width` in patches."""
         places_P2 = places_by_square(height, width, self.merge_size)
         place_P = places_P2[:, 0] * width + places_P2[:, 1]
-        hidden_PE = self.embeddings(patches_PC, place_P.to(patches_PC.device))
+        hidden_PE = self.embeddings(patches_PC, send(place_P, patches_PC.device))
         for layer in self.encoder["layer"]:
             hidden_PE = layer(hidden_PE)
         seen_PE: Tensor = self.layernorm(hidden_PE)[1:]

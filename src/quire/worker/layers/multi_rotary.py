@@ -38,7 +38,8 @@ class MultiRotaryEmbedding(RotaryEmbedding):
     @staticmethod
     def _axes_of(sections: list[int]) -> Tensor:
         """The dimension that each frequency belongs to: here one section after another."""
-        return torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(sections, device="cpu"))
+        axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+        return torch.tensor(axes, device="cpu")
 
     def forward(self, positions: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int) -> None:
         if positions.ndim == 1:

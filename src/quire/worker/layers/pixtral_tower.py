@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quire.worker.layers.norm import RMSNorm
 from quire.worker.layers.vision_tower import made_by, places_by_square, tower_activation, turned
+from quire.worker.staging import send
 
 _EPS = 1e-5
 _THETA = 10_000.0
@@ -85,7 +86,7 @@ class PixtralTower(nn.Module):
         weight = self.patch_conv.weight
         hidden_PE = self.ln_pre(F.linear(patches_PC.to(weight.dtype), weight.flatten(1)))
         places_P2 = places_by_square(height, width, self.merge_size)
-        cos_PD, sin_PD = (table.to(patches_PC.device) for table in self._angles(places_P2))
+        cos_PD, sin_PD = (send(table, patches_PC.device) for table in self._angles(places_P2))
         return made_by(self.transformer["layers"], self.chosen_layers, hidden_PE, cos_PD, sin_PD)
 
     def _angles(self, places_P2: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.gemma3_text import Gemma3ForCausalLM, Gemma3Model
 from quire.worker.models.gemma3_text import complete_config as complete_text
 from quire.worker.models.qwen2_5_vl import check_vision, complete_vision, take_text_config
+from quire.worker.staging import send
 
 _VISION_DEFAULTS = {
     "hidden_size": 768,
@@ -134,7 +135,7 @@ class Gemma3ForConditionalGeneration(CausalLM):
         _, height, width = grid
         places_P2 = places_by_square(height, width, height // self.tokens_of_side)
         place_P = places_P2[:, 0] * width + places_P2[:, 1]
-        hidden_PE = self.vision_tower(pixels, place_P.to(pixels.device))
+        hidden_PE = self.vision_tower(pixels, send(place_P, pixels.device))
         tokens: Tensor = self.multi_modal_projector(hidden_PE, self.tokens_of_side**2)
         return tokens
 

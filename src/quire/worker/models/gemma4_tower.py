@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quire.worker.layers import PlainNorm, RMSNorm, activation, make_parameter
 from quire.worker.layers.vision_tower import places_by_square, turned
+from quire.worker.staging import send
 
 # of a linear layer: what goes in, what comes out
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -123,8 +124,8 @@ class Tower(nn.Module):
         places_P2 = places_by_square(height, width, self.merge_size)
         angles_P2F = places_P2.flip(1)[:, :, None] * self.frequencies
         angles_P2D = torch.cat((angles_P2F, angles_P2F), dim=2)
-        cos_P2D, sin_P2D = angles_P2D.cos().to(patches_PC.device), angles_P2D.sin().to(patches_PC.device)
-        hidden_PE = self.patch_embedder(patches_PC, places_P2.to(patches_PC.device))
+        cos_P2D, sin_P2D = (send(table, patches_PC.device) for table in (angles_P2D.cos(), angles_P2D.sin()))
+        hidden_PE = self.patch_embedder(patches_PC, send(places_P2, patches_PC.device))
         for layer in self.encoder["layers"]:
             hidden_PE = layer(hidden_PE, cos_P2D, sin_P2D)
         pooled_QE = hidden_PE.float().unflatten(0, (-1, self.merge_size**2)).mean(1).to(hidden_PE.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel
 from quire.worker.models.qwen2 import Qwen2ForCausalLM, complete_windows, make_attention
+from quire.worker.staging import send
 
 _VISION_EPS = 1e-6
 _VISION_THETA = 10_000.0
@@ -126,25 +128,26 @@ class VisionTower(nn.Module):
     def forward(self, patches_PC: Tensor, height: int, width: int) -> Tensor:
         """`height` and `width` in patches."""
         unit = self.merge_size**2
-        order_Q, window_lengths = self._windows(height // self.merge_size, width // self.merge_size)
-        order_P = (order_Q[:, None] * unit + torch.arange(unit)).flatten().to(patches_PC.device)
+        order_on_host, window_lengths = self._windows(height // self.merge_size, width // self.merge_size)
+        order_Q = send(order_on_host, patches_PC.device)
+        order_P = (order_Q[:, None] * unit + torch.arange(unit, device=order_Q.device)).flatten()
         angles = vision_angles(places_by_square(height, width, self.merge_size), self.head_dim)
-        cos_PD, sin_PD = (table.to(patches_PC.device)[order_P] for table in angles)
+        cos_PD, sin_PD = (send(table, patches_PC.device)[order_P] for table in angles)
         hidden_PE = self.patch_embed(patches_PC)[order_P]
         for index, block in enumerate(self.blocks):
             lengths = [len(patches_PC)] if index in self.full_blocks else [unit * length for length in window_lengths]
             hidden_PE = block(hidden_PE, cos_PD, sin_PD, lengths)
         merged_QE = self.merger(hidden_PE)
         tokens_QE = torch.empty_like(merged_QE)
-        tokens_QE[order_Q.to(merged_QE.device)] = merged_QE
+        tokens_QE[order_Q] = merged_QE
         return tokens_QE
 
     def _windows(self, num_rows: int, num_columns: int) -> tuple[Tensor, list[int]]:
         """The squares window by window, and how many each window has."""
-        rows_QQ = torch.arange(num_rows, device="cpu")[:, None] // self.window
-        columns_QQ = torch.arange(num_columns, device="cpu")[None] // self.window
+        rows_QQ = np.arange(num_rows)[:, None] // self.window
+        columns_QQ = np.arange(num_columns) // self.window
         windows_Q = (rows_QQ * -(-num_columns // self.window) + columns_QQ).flatten()
-        return torch.argsort(windows_Q, stable=True), torch.bincount(windows_Q).tolist()
+        return torch.from_numpy(np.argsort(windows_Q, kind="stable")), np.bincount(windows_Q).tolist()
 
 
 def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ from quire.worker.models.qwen2_5_vl import (
     vision_angles,
 )
 from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.staging import send
 
 _VISION_EPS = 1e-6
 _VISION_DEFAULTS = {
@@ -108,7 +109,7 @@ class VisionTower(nn.Module):
     def forward(self, patches_PC: Tensor, height: int, width: int) -> Tensor:
         """`height` and `width` in patches."""
         places_P2 = places_by_square(height, width, self.merge_size)
-        cos_PD, sin_PD = (table.to(patches_PC.device) for table in vision_angles(places_P2, self.head_dim))
+        cos_PD, sin_PD = (send(table, patches_PC.device) for table in vision_angles(places_P2, self.head_dim))
         hidden_PE = self.patch_embed(patches_PC) + self._positions(places_P2, height, width)
         views: dict[int, Tensor] = {}
         for index, block in enumerate(self.blocks):
@@ -130,8 +131,8 @@ class VisionTower(nn.Module):
         index_P4 = (neighbours_P22[:, :, None, 0] * self.side + neighbours_P22[:, None, :, 1]).flatten(1)
         weights_P4 = (weights_P22[:, :, None, 0] * weights_P22[:, None, :, 1]).flatten(1)
         table = self.pos_embed.weight
-        learned_P4E = self.pos_embed(index_P4.to(table.device))
-        return (learned_P4E * weights_P4.to(table.device)[:, :, None]).sum(1).to(table.dtype)
+        learned_P4E = self.pos_embed(send(index_P4, table.device))
+        return (learned_P4E * send(weights_P4, table.device)[:, :, None]).sum(1).to(table.dtype)
 
 
 class DeepstackModel(LlamaModel):

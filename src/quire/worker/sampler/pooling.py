@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.messages import AdmittedSequence, ForkedSequence
+from quire.messages import AdmittedSequence, ForkedSequence, int_array
 from quire.pooling_params import CLS, MEAN
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
-from quire.worker.staging import Array
+from quire.worker.staging import Array, to_device
 
 # tokens
 _SLICE = 512
@@ -125,7 +125,9 @@ class _OfTokens:
     token_ids: list[int]
 
     def __call__(self, hidden_NE: Tensor) -> Tensor:
-        return self.compute_logits(hidden_NE)[:, self.token_ids]
+        logits_NV = self.compute_logits(hidden_NE)
+        [index] = to_device([int_array(self.token_ids)], logits_NV.device)
+        return logits_NV.index_select(1, index)
 
 
 def _sum_of(states_TE: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from quire.config.speech_tokens import SpeechTokens
 from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors.processor import User
-from quire.worker.staging import to_device
+from quire.worker.staging import send, to_device
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class HeardText:
         tokens = self._tokens
         first = tokens.first_timestamp
         assert first is not None
-        logits_V[first - 1] = -torch.inf
+        # a slice: a number that is assigned to one place would wait for a device
+        logits_V[first - 1 : first] = -torch.inf
         times = output[output >= first]
         is_behind_time = bool(len(output)) and output[-1] >= first
         is_pair = is_behind_time and (len(output) < 2 or output[-2] >= first)
@@ -96,4 +97,4 @@ def _mask(token_ids: tuple[int, ...], logits_NV: Tensor) -> Tensor:
     """A token that is not in the vocabulary cannot be chosen."""
     mask_V = torch.zeros(logits_NV.shape[1], dtype=torch.bool)
     mask_V[[token for token in token_ids if token < len(mask_V)]] = True
-    return mask_V.to(logits_NV.device)
+    return send(mask_V, logits_NV.device)

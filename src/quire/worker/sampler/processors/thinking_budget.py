@@ -17,6 +17,7 @@ from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.thought_marks import ThoughtMarks
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors.processor import TokenPlaces, User
+from quire.worker.staging import to_device
 
 # of a token that is the only one left: any finite number
 _CERTAIN = 0.0
@@ -57,7 +58,8 @@ class ThinkingBudget:
         over = [user for user in users if self._is_over(user)]
         if over:
             positions = [user.position for user in over]
-            logits_NV[positions] = -torch.inf
+            [index] = to_device([int_array(positions)], logits_NV.device)
+            logits_NV.index_fill_(0, index, -torch.inf)
             TokenPlaces(positions, [int_array([user.state.marks.closing]) for user in over], logits_NV).write(_CERTAIN)
 
     def _is_over(self, user: User[Budget]) -> bool:
