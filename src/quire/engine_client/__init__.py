@@ -2,7 +2,7 @@
 
 from quire.engine_client.async_client import AsyncEngineClient
 from quire.engine_client.deltas import TokenDelta
-from quire.engine_client.link import Link, foresee_link, open_link
+from quire.engine_client.link import Link, open_link
 from quire.engine_client.mailbox import Mailbox
 from quire.engine_client.stream import RequestStream, Stream, each_of, items_of, news_of
 
@@ -14,7 +14,6 @@ __all__ = [
     "Stream",
     "TokenDelta",
     "each_of",
-    "foresee_link",
     "items_of",
     "news_of",
     "open_link",

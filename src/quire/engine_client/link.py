@@ -11,8 +11,6 @@ later is an EngineFailed too, made by the link itself if the core had no time to
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,23 +68,6 @@ def open_link(config: EngineConfig, *, in_own_process: bool, core: str | None = 
     from quire.engine_core.driver import CoreDriver
 
     return InThreadLink(lambda: CoreDriver.build(config, core))
-
-
-def foresee_link(config: EngineConfig, *, in_own_process: bool) -> None:
-    """Begins to import what a core in this process is made of. Whoever reads a tokenizer meanwhile holds no lock for
-    most of that time."""
-    if in_own_process or config.data_parallel_size > 1 or config.worker.grid.size > 1:
-        return
-    # no daemon: a program that ends at once would end in the middle of loading a library
-    threading.Thread(target=_import_worker, name="quire-imports", daemon=False).start()
-
-
-def _import_worker() -> None:
-    from quire.engine_core.executor.in_process import import_worker
-
-    # the core imports the same, and says what is wrong
-    with contextlib.suppress(Exception):
-        import_worker()
 
 
 def error_of(failure: EngineFailed) -> errors.QuireError:

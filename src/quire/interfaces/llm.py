@@ -26,7 +26,7 @@ import msgspec
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.config.speech_tokens import TRANSCRIBE
-from quire.engine_client import AsyncEngineClient, foresee_link, open_link
+from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import RequestError
 from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
@@ -80,7 +80,6 @@ class LLM:
         config = configured({"model": model, "hooks": names_among(hooks), **options})
         # of its own only where that is asked for, also after a sleep
         config = dataclasses.replace(config, engine_process=bool(config.engine_process))
-        foresee_link(config, in_own_process=bool(config.engine_process))
         # The renderer first: a broken tokenizer shows before minutes of loading.
         from quire.renderer import Renderer
 

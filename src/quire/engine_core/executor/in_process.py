@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def import_worker() -> None:
-    """Torch and the worker, which takes a second: so much less is left to do when a worker is made.
+    """Torch and the worker, which takes a second.
 
     Nothing that is made meanwhile is garbage, and to look through it again and again takes a tenth of that second.
     """
