@@ -3,9 +3,9 @@
 import threading
 
 import numpy as np
-import psutil
 import pytest
 
+from quire.config.process_memory import MemoryReport, process_memory
 from quire.worker import huge_pages
 from quire.worker.huge_pages import HugePages
 
@@ -96,11 +96,20 @@ def test_it_can_be_stopped_before_and_between(mapped, enough, monkeypatch):
 
 
 def test_other_programs_keep_their_memory(mapped, monkeypatch):
-    monkeypatch.setattr(huge_pages, "_LEFT_FREE", psutil.virtual_memory().total)
+    monkeypatch.setattr(huge_pages, "_LEFT_FREE", process_memory().total_bytes)
     moving = HugePages(mapped, seconds_before=0.0)
     moving.start()
     moving.wait()
     assert moving.num_moved_bytes == 0
+
+
+def test_what_others_take_meanwhile_is_seen_before_each_piece(mapped, monkeypatch):
+    """Replicas move the same file at once, and a container has less than the machine."""
+    free = iter([SIZE + (2 << 30), SIZE + (1 << 30)])
+    monkeypatch.setattr(huge_pages, "process_memory", lambda: MemoryReport(8 << 30, next(free), "the container's"))
+    moving = moved(mapped)
+    assert moving.num_moved_bytes == 8 << 20
+    assert next(free, None) is None
 
 
 def test_a_system_that_has_none_keeps_the_file(mapped, enough, monkeypatch):

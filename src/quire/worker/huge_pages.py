@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
+from quire.config.process_memory import process_memory
 from quire.worker.lazy_memory import lazy_zeros
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ _SECONDS_BEFORE = 3.0
 # between two pieces, of which each takes some milliseconds
 _SECONDS_BETWEEN = 0.01
 _NICENESS = 10
-# What other programs and the cache of the system keep, whatever happens.
+# What other programs and the cache of the system keep, whatever happens. The pages of a file are shared, and those here
+# are not: replicas that move the same file at once would together take several times what each of them has seen free.
 _LEFT_FREE = 2 << 30
 # Linux 6.1: makes one huge page of what lies there, and says whether it is one.
 _MADV_COLLAPSE = 25
@@ -75,16 +76,18 @@ class HugePages:
         if self._stopped.wait(self._seconds_before):
             return
         began_at = time.monotonic()
-        if psutil.virtual_memory().available < self._array.nbytes + _LEFT_FREE:
-            _logger.info("weights stay in the pages of their file: there is too little memory beside it")
-            return
         pieces = list(_pieces(self._array))
+        num_left = sum(size for _, size in pieces)
         staging = _Staging(max(size for _, size in pieces))
         for address, size in pieces:
+            if process_memory().free_bytes < num_left + _LEFT_FREE:
+                _logger.info("weights stay in the pages of their file: there is too little memory beside it")
+                break
             if not staging.move(address, size):
                 _logger.info("weights stay in the pages of their file: the system has no huge pages for them")
                 break
             self.num_moved_bytes += size
+            num_left -= size
             if self._stopped.wait(_SECONDS_BETWEEN):
                 return
         seconds = time.monotonic() - began_at
