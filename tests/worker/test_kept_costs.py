@@ -1,6 +1,7 @@
 """What a step takes is measured at the first starts with the same options, and then read from a file."""
 
 import dataclasses
+import os
 import threading
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_damaged_file_is_written_anew(file, content, caplog):
     assert kept_cost(file, CONFIG, Measured()).seconds_per_token == 0.1
     [line] = caplog.messages
     assert line.startswith(f"{file} is of no use")
+
+
+def test_weights_that_this_process_is_just_writing_stay_as_they_are(file):
+    weights = file.with_suffix(f".{os.getpid()}.part")
+    weights.write_bytes(b"half of them")
+    kept_cost(file, CONFIG, Measured(0.1))
+    assert weights.read_bytes() == b"half of them"
+    assert sorted(file.parent.iterdir()) == [weights, file]
 
 
 def test_a_folder_that_is_gone_costs_the_next_start_a_measurement_and_nothing_else(tmp_path):

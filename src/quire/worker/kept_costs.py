@@ -74,7 +74,8 @@ def _read(file: Path) -> dict[str, Kept]:
 
 def _write(file: Path, kept_by_key: dict[str, Kept]) -> None:
     """Whoever looks sees the whole file or none. A start does not fail over what makes the next one faster."""
-    part = file.with_suffix(f".{os.getpid()}.part")
+    # Packed weights that are just being written are at the name without "costs".
+    part = file.with_suffix(f".costs.{os.getpid()}.part")
     try:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(kept_by_key), indent=1))
         part.replace(file)
