@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import struct
 from dataclasses import asdict
 
 import pytest
@@ -134,11 +135,21 @@ def test_an_engine_that_is_never_new_again_makes_all_of_it_in_one_process(is_cac
     assert len(made) == num_alone
 
 
-def test_what_a_lost_process_would_have_made_is_made_here(monkeypatch):
+def killed(pipe):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while_it_tells(pipe):
+    os.write(pipe.fileno(), struct.pack("!i", 1000) + b"less than that")
+    killed(pipe)
+
+
+@pytest.mark.parametrize("work", [killed, killed_while_it_tells])
+def test_what_a_lost_process_would_have_made_is_made_here(work, monkeypatch):
     arrivals = [Arrival(20.0 * number, 50, 10) for number in range(60)]
     deployment = plain(enable_prefix_caching=False)
     of_one = outcome_of(deployment, arrivals, 1)
-    monkeypatch.setattr(alone, "fork", lambda work: forks.fork(lambda pipe: os.kill(os.getpid(), signal.SIGKILL)))
+    monkeypatch.setattr(alone, "fork", lambda _: forks.fork(work))
     assert outcome_of(deployment, arrivals, 2) == of_one
 
 
@@ -153,7 +164,7 @@ def test_replicas_are_advanced_in_other_processes(monkeypatch):
 
 
 def test_a_lost_process_with_replicas_ends_the_simulation_in_one_line(monkeypatch):
-    monkeypatch.setattr(shard, "fork", lambda work: forks.fork(lambda pipe: os.kill(os.getpid(), signal.SIGKILL)))
+    monkeypatch.setattr(shard, "fork", lambda _: forks.fork(killed))
     with pytest.raises(EngineDeadError, match="memory may be short"):
         outcome_of(plain(), [Arrival(0.1 * number, 50, 10) for number in range(40)], 2, num_replicas=4)
 

@@ -100,8 +100,8 @@ class Alone:
             if rest is None:
                 try:
                     rest = next_one.pipe.recv()
-                except EOFError:
-                    next_one = None  # it was killed, so all is made here
+                except (EOFError, OSError):
+                    next_one = None  # it was killed, perhaps while it told, so all is made here
                     continue
             if self._takes_over(part.before, *rest):
                 requests.skip_all()
