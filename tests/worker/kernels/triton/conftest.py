@@ -5,12 +5,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire.worker import kernels
+from quire.worker import arrival, kernels
 from quire.worker.kernels import operators
 from quire.worker.kernels import triton as home
 
@@ -44,8 +45,10 @@ def triton_kernels(monkeypatch):
         run = launch.run
         monkeypatch.setattr(launch, "run", lambda launched: run_between_guards(run, launched))
     if "ttsem" in sys.modules:
-        # whose device is none, and pins nothing
+        # whose device is none: it pins nothing, and is never late
         monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+        monkeypatch.setattr(arrival, "CudaMark", partial(SimpleNamespace, is_passed=lambda: True))
+        monkeypatch.setattr(launch, "_device", lambda number: launch.TARGETS["sm_90"])
     # new tensors are full of NaN
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True, warn_only=not IS_INTERPRETED)
