@@ -180,6 +180,18 @@ def test_a_long_first_run_is_not_repeated(monkeypatch):
     assert step.seconds_per_step == pytest.approx(0.1)
 
 
+def test_a_long_first_run_over_weights_in_a_file_is_repeated(monkeypatch):
+    """It read them from a disk, perhaps, and its time is kept for later starts."""
+    model = SlowModel(0.1, 8.0)
+    model.num_mapped_bytes = 1 << 30
+    monkeypatch.setattr(capacity_module, "time", model)
+    config = worker_config("none", max_num_batched_tokens=1600, max_num_seqs=4)
+    step = measure_largest_step(model, current_platform("cpu"), config)
+
+    assert model.sizes[:2] == [16, 16]
+    assert step.seconds_per_token == pytest.approx(0.1)
+
+
 def test_no_more_rows_than_tokens_can_sample(model):
     step = measure_largest_step(
         model, current_platform("cpu"), worker_config("none", max_num_batched_tokens=8, max_num_seqs=64)

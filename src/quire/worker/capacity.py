@@ -35,6 +35,7 @@ from quire.worker.attention import attention_layers
 from quire.worker.compilation.graphs import GraphedModel, StepBuffers, bytes_of_graphs
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.live_tensors import LiveTensors
+from quire.worker.packed_store import num_mapped_bytes
 from quire.worker.platforms import MemoryReport, Platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
 from quire.worker.sampler.logprobs import LogprobReader
@@ -46,7 +47,7 @@ _NUM_LOGPROBS = 20
 # room for what kernels on a CPU allocate inside of themselves
 _INSIDE_KERNELS = 1.25
 # A step that is timed on a CPU: about so long and no larger, because few tokens at a time are dearer each. A first run
-# that took much longer serves as it is: its warm-up is a small part of it.
+# that took much longer serves as it is: its warm-up is a small part of it, unless it read the weights from a disk.
 _TIMED_SECONDS = 0.05
 _TIMED_TOKENS = 256
 _LONG_SECONDS = 0.5
@@ -218,7 +219,8 @@ def measure_largest_step(
     tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
     first_seconds = agree(time.perf_counter() - start)
     clock = _StepClock(run_model, platform, agree)
-    seconds = _seconds_per_token(clock, tokens, first_seconds, most_tokens)
+    reads_weights = isinstance(model, nn.Module) and num_mapped_bytes(model) > 0
+    seconds = _seconds_per_token(clock, tokens, first_seconds, most_tokens, reads_weights=reads_weights)
     vocab_sizes: list[int] = []
     rows, rows_bytes = _peak(lambda size: vocab_sizes.append(make_logits(size)), most_rows, platform)
     rows_bytes += _slice_bytes(vocab_sizes[0], most_rows, platform)
@@ -301,10 +303,13 @@ class _StepClock:
         return self.agree(time.perf_counter() - start)
 
 
-def _seconds_per_token(clock: _StepClock, num_tokens: int, first_seconds: float, most: int) -> float:
-    """The step once more, because the first one includes warm-up."""
+def _seconds_per_token(
+    clock: _StepClock, num_tokens: int, first_seconds: float, most: int, *, reads_weights: bool = False
+) -> float:
+    """The step once more, because the first one includes warm-up; with `reads_weights` it may be that for the most
+    part."""
     if not _runs_in_full(clock.platform):
-        if first_seconds > _LONG_SECONDS:
+        if first_seconds > _LONG_SECONDS and not reads_weights:
             return first_seconds / num_tokens
         num_tokens = min(most, _TIMED_TOKENS, num_tokens * max(1, int(_TIMED_SECONDS / first_seconds)))
     return clock.seconds_of(num_tokens) / num_tokens
