@@ -116,6 +116,25 @@ def test_each_sample_has_its_own(llm: LLM) -> None:
     assert [one.token_ids for one in output.outputs] == [list(range(200, 206))] * 3
 
 
+class Unclonable:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def clone(self) -> Any:
+        raise self.error
+
+    def __call__(self, token_ids: list[int], logits: Tensor) -> None:
+        logits[9] = 1e4
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("words.txt"), SystemExit("enough")])
+def test_one_that_cannot_be_had_again_ends_its_request_by_name(llm: LLM, error: BaseException) -> None:
+    failed, other = outputs(llm, [[Unclonable(error)], [only_seven]], n=2)
+    assert failed.outputs[1].finish_reason == "error"
+    assert f"logits processor Unclonable: {type(error).__name__}: {error}" in str(failed.outputs[1].stop_reason)
+    assert [output.token_ids for output in other.outputs] == [[7] * 6] * 2
+
+
 def make_only(token: int) -> Any:
     def only(token_ids: list[int], logits: Tensor) -> None:
         chosen = logits[token].clone()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class OwnProcessor:
         """A sibling with nothing in common, where it can be had: what is made by name is made again, and a function
         that has something to keep says how by `clone`."""
         clone = getattr(self._asked, "clone", None)
-        return OwnProcessor(clone() if callable(clone) else self._asked, self._budget)
+        return OwnProcessor(self._budget.call(clone) if callable(clone) else self._asked, self._budget)
 
     def apply(self, prompt: list[int], output: list[int], logits_V: Tensor) -> None:
         args = (prompt, output, logits_V) if self.takes_prompt else (output, logits_V)
@@ -78,13 +79,13 @@ class OwnProcessors:
         return [self._made(processor) for processor in asked] if asked else None
 
     def _made(self, asked: Any) -> OwnProcessor:
-        try:
-            return OwnProcessor(asked, ProgramBudget() if callable(asked) else self._new_budget())
-        except (Exception, SystemExit) as error:
-            raise RequestError(_said_of(name_and_args(asked)[0], error)) from error
+        if callable(asked):
+            return OwnProcessor(asked, ProgramBudget())
+        with _faults_of(name_and_args(asked)[0]):
+            return OwnProcessor(asked, self._new_budget())
 
     def state_of_child(self, parent: list[OwnProcessor]) -> list[OwnProcessor]:
-        return [one.of_child() for one in parent]
+        return [_child_of(processor) for processor in parent]
 
     def apply(self, logits_NV: Tensor, users: list[User[list[OwnProcessor]]]) -> None:
         for user in users:
@@ -111,6 +112,20 @@ class OwnProcessors:
             logger.warning(
                 "logits processor %s took %.1f s of a step, in which all requests waited for it", name, end - start
             )
+
+
+def _child_of(processor: OwnProcessor) -> OwnProcessor:
+    with _faults_of(processor.name):
+        return processor.of_child()
+
+
+@contextmanager
+def _faults_of(name: str) -> Iterator[None]:
+    """What it raises ends its request, with its name."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise RequestError(_said_of(name, error)) from error
 
 
 def _said_of(name: str, error: BaseException) -> str:
