@@ -210,12 +210,13 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="quire.engine_core.process", description="started by the engine client")
     parser.add_argument("--core", help='builder of the core, as "module:function"')
     arguments = parser.parse_args()
-    if arguments.core is None:  # another one is somebody's own, and may have no worker
-        threading.Thread(target=load_torch_library, name="quire-torch-library", daemon=True).start()
     log = BackgroundHandler(sys.stderr)
     log.setFormatter(line_formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[log])
     document = LaunchDocument.read(sys.stdin.buffer)
+    if arguments.core is None and document.config.worker.grid.size == 1:
+        # Ranks have processes of their own; another core is somebody's own, and may have no worker.
+        threading.Thread(target=load_torch_library, name="quire-torch-library", daemon=True).start()
     # of libraries only what is wrong; of ours as much as whoever started this wants
     logging.getLogger("quire").setLevel(document.log_level)
     watch_parent(document.folder)
