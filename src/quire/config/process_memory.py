@@ -71,13 +71,13 @@ def give_back_freed() -> None:
 def _large_codes(maps: Path) -> list[tuple[int, int]]:
     """(address, bytes) of the code of large libraries in this process. Of torch's 54 MB are read when it registers its
     operators; they are in memory once for all processes, and each counts them as its own."""
-    found = []
+    codes = []
     for line in maps.read_text(encoding="utf-8", errors="replace").splitlines():
         span, rights, _, _, _, *path = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in span.split("-"))
         if rights == "r-xp" and path and path[0].startswith("/") and end - start >= _LARGE_CODE:
-            found.append((start, end - start))
-    return found
+            codes.append((start, end - start))
+    return codes
 
 
 def _own_bytes(root: Path) -> int:

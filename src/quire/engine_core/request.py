@@ -327,5 +327,6 @@ def _named_apart(media: list[Media], salt: bytes, scope: bytes) -> list[Media]:
         return media
     secret = struct.pack("<q", len(salt)) + salt + struct.pack("<q", len(scope)) + scope
     return [
-        msgspec.structs.replace(one, content_hash=hashlib.sha256(secret + one.content_hash).digest()) for one in media
+        msgspec.structs.replace(image, content_hash=hashlib.sha256(secret + image.content_hash).digest())
+        for image in media
     ]

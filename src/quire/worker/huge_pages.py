@@ -1,8 +1,9 @@
 """Bytes that were mapped from a file move into huge pages of the process's own, while they are read.
 
-The system keeps a file in pages whose sizes it chooses. Where they are small, one row's product reads its weights a
-tenth slower. So a thread that nobody waits for copies a piece at a time into huge pages, and puts these where the
-file's pages were: one call of the system, so that a reader finds the same bytes at every moment, at the same address.
+The system keeps a file in pages whose sizes it chooses. Where they are small, weights are read a tenth to a fifth
+slower (docs/benchmarks.md). So a thread that nobody waits for copies a piece at a time into huge pages, and puts these
+where the file's pages were: one call of the system, so that a reader finds the same bytes at every moment, at the same
+address.
 
 Owns the thread. Nobody may write the bytes before `stop` has returned: a piece that is just being copied would lose it.
 Called by Worker, for packed weights.

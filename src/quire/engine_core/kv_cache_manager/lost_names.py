@@ -37,11 +37,11 @@ class LostNames:
 
     def reason(self, key: BlockKey) -> str | None:
         """Of the last time that it was lost."""
-        found = (self._names[: len(self)] == _number_of(key)).nonzero()[0]
-        if not len(found):
+        places = (self._names[: len(self)] == _number_of(key)).nonzero()[0]
+        if not len(places):
             return None
-        ages = (self._num_added - 1 - found) % self._most
-        return _REASONS[self._reasons[int(found[ages.argmin()])]]
+        ages = (self._num_added - 1 - places) % self._most
+        return _REASONS[self._reasons[int(places[ages.argmin()])]]
 
     def __len__(self) -> int:
         return min(self._num_added, self._most)

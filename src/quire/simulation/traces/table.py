@@ -36,7 +36,7 @@ def in_order(name: str, table: list[Arrival], *, has_contents: bool = False) -> 
         raise TraceError(f"{name}: there is no request in it.")
     table.sort(key=lambda one: one.at)
     start = table[0].at
-    shifted = tuple(one.moved_to(one.at - start) for one in table) if start else tuple(table)
+    shifted = tuple(arrival.moved_to(arrival.at - start) for arrival in table) if start else tuple(table)
     return ReadTrace(name, shifted, has_contents)
 
 

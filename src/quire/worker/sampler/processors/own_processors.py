@@ -91,20 +91,20 @@ class OwnProcessors:
         for user in users:
             num_prompt = int(self._table.num_prompt[user.row])
             tokens = self._table.token_ids[user.row]
-            prompt = tokens[:num_prompt].tolist() if any(one.takes_prompt for one in user.state) else []
+            prompt = tokens[:num_prompt].tolist() if any(processor.takes_prompt for processor in user.state) else []
             output = tokens[num_prompt : user.length].tolist()
-            for one in user.state:
+            for processor in user.state:
                 start = time.monotonic()
                 try:
                     with uncounted():
-                        one.apply(prompt, output, logits_NV[user.position])
+                        processor.apply(prompt, output, logits_NV[user.position])
                 except (Exception, SystemExit) as error:
-                    logger.warning("logits processor %s failed", one.name, exc_info=error)
-                    self._reasons[user.row] = _said_of(one.name, error)
+                    logger.warning("logits processor %s failed", processor.name, exc_info=error)
+                    self._reasons[user.row] = _said_of(processor.name, error)
                     logits_NV[user.position] = -torch.inf
                     break
                 finally:
-                    self._tell_time(one.name, start, time.monotonic())
+                    self._tell_time(processor.name, start, time.monotonic())
 
     def _tell_time(self, name: str, start: float, end: float) -> None:
         if end - start > _LONG_SECONDS and end >= self._silent_until:
