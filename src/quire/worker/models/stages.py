@@ -7,6 +7,9 @@
 A model is built as a whole, without memory being touched, and lets go of what other stages have before weights are
 read. Two hooks carry the tensors over the boundary: one puts them in the place of the first layer's arguments, whatever
 the model made of its embedding, one keeps what the last layer returns. The author of a model mentions none of this.
+
+Longer than most: what a stage lets go of, what stands in its place and what it hands on are one contract, for every
+family.
 """
 
 from __future__ import annotations

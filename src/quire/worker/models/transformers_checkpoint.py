@@ -4,6 +4,8 @@ Owns: the early refusals that config.json alone justifies, and the check that ev
 `transformers_fallback.py`.
 
 Transformers maps whole files into memory while it reads them; docs/worker.md has the peak in numbers.
+
+Longer than most: each kind of checkpoint that cannot run is refused here, in a sentence that says what to do instead.
 """
 
 from __future__ import annotations

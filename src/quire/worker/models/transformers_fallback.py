@@ -3,6 +3,9 @@
 Owns: the bridge between the attention interface of Transformers and `Attention`. Must never: use Transformers' cache.
 The tokens of a step go through as a batch of one, with their positions; sequences meet only in attention, and there
 the forward context tells them apart. What cannot work this way is refused (`transformers_probe`).
+
+Longer than most: it stands for all families without a file here, so attention, packed weights, images and the head are
+each replaced or handed through without knowing the family's code.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ kept between steps. Code is not read for that; four forward passes over three to
 2. with attention that lets each token see only itself: the last token's hidden state and everything that it hands to
    attention must not change when the tokens before it do (recurrent and convolutional layers fail here)
 3. the same with another position of the last token: something must change now (ALiBi and the like fail here)
+
+Longer than most: the passes, what is recorded in them and how a mask is read make sense only together.
 """
 
 from __future__ import annotations
