@@ -1,22 +1,22 @@
-"""`python -m tests.model_table --write [--quick] [model_type ...]`: run the rows (all without names), and write what
-came out."""
+"""`python -m tests.model_table --write [--column NAME ...] [model_type ...]`: run the rows (all without names), and
+write what came out. `--column "two workers" gpt2 opt` runs one cell of two rows."""
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
 import tempfile
 from pathlib import Path
 
-from tests.model_table.checks import CHECKS, NOT_RUN, SLOW, Subject, how, run
+from tests.model_table.checks import CHECKS, Subject, how, run
 from tests.model_table.page import RESULTS, read_results, write
 from tests.model_table.rows import ROWS
 
 from quire.errors import one_line
 
 
-def main(names: list[str], *, is_quick: bool) -> None:
-    """Rows that are not named keep what they have, and so do columns that take seconds if it is to be quick."""
+def main(names: list[str], columns: list[str]) -> None:
+    """Rows and columns that are not named keep what they have; what is missing in a row is run."""
     logging.disable(logging.WARNING)
     before = read_results() if RESULTS.exists() else {}
     results = {name: before[name] for name in ROWS if name in before}
@@ -26,8 +26,9 @@ def main(names: list[str], *, is_quick: bool) -> None:
             cells = {"how": how(subject)}
             if cells["how"] in ("native", "Transformers"):
                 for column in CHECKS:
-                    if column in SLOW and is_quick:
-                        cells[column] = before.get(name, {}).get(column, NOT_RUN)
+                    known = before.get(name, {}).get(column)
+                    if column not in columns and known is not None:
+                        cells[column] = known
                         continue
                     try:
                         cells[column] = run(subject, column)
@@ -39,4 +40,9 @@ def main(names: list[str], *, is_quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main([name for name in sys.argv[1:] if not name.startswith("--")], is_quick="--quick" in sys.argv)
+    parser = argparse.ArgumentParser(prog="python -m tests.model_table")
+    parser.add_argument("names", nargs="*", metavar="model_type")
+    parser.add_argument("--write", action="store_true", required=True)
+    parser.add_argument("--column", action="append", choices=list(CHECKS), help="run this one alone (may be repeated)")
+    arguments = parser.parse_args()
+    main(arguments.names, arguments.column or list(CHECKS))
