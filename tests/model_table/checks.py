@@ -173,11 +173,6 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
 }
 
 
-# Two workers are two processes.
-SLOW = ("two workers",)
-NOT_RUN = "not run"
-
-
 def run(subject: Subject, column: str) -> str:
     """`yes`, or why it cannot work."""
     try:

@@ -8,7 +8,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-from tests.model_table.checks import CHECKS, NOT_RUN
+from tests.model_table.checks import CHECKS
 from tests.model_table.rows import ENCODERS, LISTENERS, OTHER_NAMES, READERS, TOWERS
 
 from quire.config.video_sizes import MODEL_TYPES as VIDEO_MODEL_TYPES
@@ -19,8 +19,8 @@ _HEAD = """# Models
 Each kind of model is run as a tiny checkpoint with random weights, and its greedy tokens are held against those of
 Transformers in float32: whole, in chunks, out of the prefix cache, after preemption, with drafts and with two workers;
 beams against a search by hand, adapters against merged weights. `+` means that they are the same; a letter says what
-whoever asks for it reads; what is empty was not run. Native models have a file of their own here, the others run
-through the Transformers library with Quire's attention (`model_impl`), which takes longer and cannot divide a model.
+whoever asks for it reads. Native models have a file of their own here, the others run through the Transformers library
+with Quire's attention (`model_impl`), which takes longer and cannot divide a model.
 
 This page is made by `python -m tests.model_table --write`; `make nightly ARGS="-k model_table"` runs every cell, the
 default tests a sample.
@@ -72,8 +72,8 @@ def page(results: dict[str, dict[str, str]]) -> str:
 
 
 def _mark(cell: str, name: str, reasons: dict[str, str]) -> str:
-    if cell in ("yes", NOT_RUN):
-        return "+" if cell == "yes" else ""
+    if cell == "yes":
+        return "+"
     reason = _plain(cell).replace(name, "...")
     return reasons.setdefault(reason, _letter(len(reasons)))
 
