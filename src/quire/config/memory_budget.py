@@ -22,7 +22,7 @@ from quire.errors import UserError
 _COPIES_OF_LOGITS = 2
 _LOGIT_BYTES = 4
 # on a CPU: Python, torch, the engine itself and what it remembers of its last decisions, before there are weights
-PROGRAM_BYTES = 260 << 20
+PROGRAM_BYTES = 204 << 20
 
 
 @dataclass(frozen=True)
