@@ -90,8 +90,11 @@ def complete_joined(config: Any) -> None:
             "checkpoint of such."
         )
     values = {name: value for name, value in config.text_config.items() if name != "architectures"}
-    # said of the whole, or of the text, as older versions of Transformers did
-    values["tie_word_embeddings"] = config.tie_word_embeddings or bool(values.get("tie_word_embeddings"))
+    is_tied = config.tie_word_embeddings
+    if not native_class(config.model_type, []).config_defaults["tie_word_embeddings"]:
+        # said of the whole, or of the text, as older versions of Transformers did
+        is_tied = is_tied or bool(values.get("tie_word_embeddings"))
+    values["tie_word_embeddings"] = is_tied
     config.text_class = native_class(values["model_type"], [])
     config.text = read_model_config(config._file, values, config.text_class)
     config.vision = SimpleNamespace(**{**_OF_ALL_TOWERS, **_VISION_DEFAULTS[config.tower], **config.vision_config})

@@ -159,6 +159,10 @@ class AbsentHead(LMHead):
         nn.Module.__init__(self)
         self.vocab_size = vocab_size
 
+    @property
+    def is_tied(self) -> bool:
+        return False
+
     def pack_weights(self) -> None:
         """There is nothing to pack."""
 
