@@ -1,6 +1,7 @@
 """What a step takes is measured at the first starts with the same options, and then read from a file."""
 
 import dataclasses
+import json
 import os
 import threading
 
@@ -57,7 +58,9 @@ def test_other_options_are_measured_for_themselves(file):
     assert kept_cost(file, CONFIG, Measured(0.7)).seconds_per_token == 0.7
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"x": {"num_starts": 9}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"x": {"num_starts": 9}}', b"\xff", b'{"x": {"y": ' + b"[" * 100_000, b" " * (2 << 20)]
+)
 def test_a_damaged_file_is_written_anew(file, content, caplog):
     file.write_bytes(content)
     assert [kept_cost(file, CONFIG, Measured(0.1)).seconds_per_token for _ in range(2)] == [0.1, 0.1]
@@ -72,6 +75,20 @@ def test_weights_that_this_process_is_just_writing_stay_as_they_are(file):
     kept_cost(file, CONFIG, Measured(0.1))
     assert weights.read_bytes() == b"half of them"
     assert sorted(file.parent.iterdir()) == [weights, file]
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, 1e300, 10**30])
+def test_numbers_that_no_step_has_are_not_believed(file, value):
+    for _ in range(NUM_STARTS):
+        kept_cost(file, CONFIG, Measured(0.1))
+    text = file.read_text(encoding="utf-8")
+    for name in ("num_bytes", "seconds_per_token"):
+        if name == "num_bytes" and isinstance(value, float):
+            continue
+        content = json.loads(text)
+        next(iter(content.values()))["cost"][name] = value
+        file.write_text(json.dumps(content), encoding="utf-8")
+        assert kept_cost(file, CONFIG, Measured(0.2)) == StepCost(1000, "16 tokens", 0.2, 100, 2.0)
 
 
 def test_a_folder_that_is_gone_costs_the_next_start_a_measurement_and_nothing_else(tmp_path):

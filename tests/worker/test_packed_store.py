@@ -112,7 +112,7 @@ def _odd(whole):
     return json.dumps(index).encode() + b"\n" + rest
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "other model", "shape"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "no index", "other model", "shape"])
 def test_a_damaged_file_is_written_anew(damage, checkpoint, tmp_path, folder):
     expected = logits(load(checkpoint))
     (file,) = files_in(folder, 1)
@@ -123,7 +123,13 @@ def test_a_damaged_file_is_written_anew(damage, checkpoint, tmp_path, folder):
         other.replace(file)
     else:
         file.write_bytes(
-            {"cut": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 5000, "shape": _odd(whole)}[damage]
+            {
+                "cut": whole[: len(whole) // 2],
+                "empty": b"",
+                "garbage": b"\xff" * 5000,
+                "no index": b"[]\n" + whole,
+                "shape": _odd(whole),
+            }[damage]
         )
     model = load(checkpoint)
     assert torch.equal(logits(model), expected)

@@ -28,6 +28,10 @@ _logger = logging.getLogger(__name__)
 NUM_STARTS = 2
 # sets of options of one model
 MOST_KEPT = 32
+# of a whole file, which has some hundred bytes for each set
+_MOST_BYTES = 1 << 20
+# of bytes and of seconds
+_MOST = 1 << 50
 
 
 class Kept(msgspec.Struct):
@@ -64,12 +68,26 @@ def _key(config: WorkerConfig) -> str:
 
 def _read(file: Path) -> dict[str, Kept]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Kept])
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        kept_by_key = msgspec.json.decode(content, type=dict[str, Kept])
+        for kept in kept_by_key.values():
+            _check(kept.cost)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _logger.warning("%s is of no use and will be written anew: %s", file, error)
         return {}
+    return kept_by_key
+
+
+def _check(cost: StepCost) -> None:
+    """A number that no step has would give the cache memory that is not there, or end every start."""
+    for name, value in vars(cost).items():
+        if not isinstance(value, str) and not 0 <= value < _MOST:
+            raise ValueError(f"{name}={str(value)[:40]} is no size of a step")
 
 
 def _write(file: Path, kept_by_key: dict[str, Kept]) -> None:

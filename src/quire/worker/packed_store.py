@@ -79,7 +79,7 @@ class PackedStore:
             else:
                 module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         # The system calls such memory available, as it could read it again at any time.
-        model.num_mapped_bytes = self.file.stat().st_size
+        model.num_mapped_bytes = data.nbytes
         model.moving_weights = HugePages(data)
         model.costs_file = self.file.with_suffix(".costs")
         _logger.info("packed weights come from %s", self.file)
@@ -275,6 +275,8 @@ def _mapped(file: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
     with file.open("rb") as opened:
         head = opened.readline(_LONGEST_INDEX)
     index = json.loads(head)
+    if not isinstance(index, dict):
+        raise ValueError("its first line is no index")
     # A private mapping: what would be written stays in this process.
     whole = np.memmap(file, dtype=np.uint8, mode="c", offset=0)
     data = torch.from_numpy(whole)[len(head) :]
