@@ -32,6 +32,12 @@ swap_space: null
 """
 
 
+# If they were merged, the last line would have 9 to the 12th entries.
+_BOMB = "x0: &x0 {a: 1}\n" + "".join(
+    f"x{number}: &x{number} {{<<: [{', '.join([f'*x{number - 1}'] * 9)}]}}\n" for number in range(1, 13)
+)
+
+
 def parsed(command: Any, *argv: str) -> tuple[Any, CommandParser]:
     parser = CommandParser(prog="quire trial")
     command.add_arguments(parser)
@@ -100,6 +106,8 @@ def test_a_front_has_one_as_well(tmp_path: Path) -> None:
         ("a: [", "is no valid YAML"),
         ("port: 2020-99-99", "is no valid YAML"),
         ("port: " + "[" * 2000, "is no valid YAML"),
+        ("port: " + "[" * 50_000 + "]" * 50_000, "nested more than 100 deep"),
+        (_BOMB, "has aliases"),
         ("model: &a [*a]", "Write each value where it belongs"),
         ("<<: {port: 1, host: a}", "Write each value where it belongs"),
         ("#" * 2**20 + "\nport: 1", "more than 1,048,576 characters"),

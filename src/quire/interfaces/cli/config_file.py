@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ _SECRETS = frozenset({"api-keys", "api-key", "admin-api-key", "tenant-secret"})
 
 _MERGE = "<<"
 _MOST_CHARACTERS = 2**20
+_MOST_DEPTH = 100
 
 
 class ElsewhereAction(argparse.Action):
@@ -83,26 +84,44 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
     import yaml
 
     try:
-        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
-        pairs = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    # the last two: of a date or a number that is none, and of what is nested too deep
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # before anything is made of it: a few lines of them may stand for gigabytes, or for themselves
+        has_references = _has_references(yaml.parse(text, Loader=yaml.SafeLoader))
+        pairs: Any = None if has_references else yaml.compose(text, Loader=yaml.SafeLoader)
+        content = None if has_references else yaml.safe_load(text)
+    # the last one: of a date or a number that is none, and of what is nested too deep
+    except (yaml.YAMLError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise OptionError(f"config={file}: is no valid YAML: {problem}.") from None
+    if has_references:
+        problem = f"has aliases (*name) or merges ({_MERGE})"
+        raise OptionError(f"config={file}: {problem}. Write each value where it belongs.")
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise OptionError(f"config={file}: must hold names and values, such as max-model-len: 4096.")
-    if has_aliases or any(key.value == _MERGE for key, _ in pairs.value):
-        # a few lines of them may stand for gigabytes, or for themselves
-        problem = f"has aliases (*name) or merges ({_MERGE})"
-        raise OptionError(f"config={file}: {problem}. Write each value where it belongs.")
     names = [str(key.value).replace("_", "-") for key, _ in pairs.value]
     double = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if double is not None:
         raise OptionError(f"config={file}: {double} stands there twice. Keep one of them.")
     return dict(zip(names, content.values(), strict=True))
+
+
+def _has_references(events: Iterable[Any]) -> bool:
+    """Aliases or merges. Raises ValueError where it is nested too deep, before the rest is read."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        is_merge = isinstance(event, yaml.ScalarEvent) and event.value == _MERGE and event.implicit[0]
+        if isinstance(event, yaml.AliasEvent) or is_merge:
+            return True
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
+    return False
 
 
 def as_arguments(flag: str, value: Any, *, is_switch: bool) -> list[str]:
