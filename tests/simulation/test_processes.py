@@ -179,3 +179,22 @@ def test_the_command_prints_the_same_bytes(capsys):
     assert printed[0] == printed[1]
     assert main([*argv, "--processes", "none"]) == 2
     assert "--processes" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_comes_while_a_process_is_copied_is_not_lost():
+    due = [True]
+
+    def interrupt():
+        if due:
+            due.pop()
+            signal.raise_signal(signal.SIGINT)
+
+    # what a function of this kind raises goes nowhere
+    os.register_at_fork(before=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            forks.fork(lambda pipe: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not due

@@ -9,7 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from quire.processes.parent_watch import die_with_parent
@@ -42,6 +44,24 @@ def fork(work: Callable[[Pipe], None]) -> Pipe:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # nobody wants it any more
 
-    context.Process(target=begin, daemon=True).start()
+    with _interrupted_later():
+        context.Process(target=begin, daemon=True).start()
     theirs.close()
     return ours
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Libraries have functions that run when a process is copied, and what an interrupt raises in one of them is lost.
+    In other threads than the first one it raises nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    come: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: come.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if come:
+            signal.raise_signal(signal.SIGINT)
