@@ -35,6 +35,7 @@ def test_what_a_configuration_takes(hf_config: dict[str, Any], added: list[str])
         (LLAMA, "rope_teta", 'rope_teta: .* model_type=llama nor Quire .* Did you mean "rope_theta"'),
         (LLAVA, "text_config.hiden_size", 'text_config.hiden_size: .* Did you mean "hidden_size"'),
         (LLAMA, "colour", r"colour: .* has such a key\. Correct it"),
+        (LLAMA, "k" * 100_000, "k{80}: neither"),
     ],
 )
 def test_what_nobody_takes(hf_config: dict[str, Any], added: str, says: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from quire.errors import OptionError, suggestion
 
 _logger = logging.getLogger(__name__)
+_MOST_SHOWN = 80
 
 # What is read here, or by Transformers in every class, and is no field of one.
 _READ_EVERYWHERE = frozenset({
@@ -39,8 +40,8 @@ def check_added_keys(added: Sequence[str], hf_config: Mapping[str, Any], model_c
         if name in known:
             continue
         text = (
-            f"hf_overrides: {key}: neither the configuration of model_type={hf_config.get('model_type')} nor Quire has "
-            f"such a key.{suggestion(name, known)}"
+            f"hf_overrides: {key[:_MOST_SHOWN]}: neither the configuration of model_type={hf_config.get('model_type')} "
+            f"nor Quire has such a key.{suggestion(name, known)}"
         )
         if classes and "auto_map" not in hf_config:
             raise OptionError(f"{text} Correct it, or leave it out.")
