@@ -154,6 +154,23 @@ def test_a_fault_that_cannot_be_traced_ends_the_engine() -> None:
     assert "in step 4" in last.error
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_ends_a_core_is_said_to_those_who_wait(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    core = CoreUnderTest()
+    core.add(1, PROMPT, max_tokens=12)
+    driver = CoreDriver(core.core)
+
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(core.core, "step", fails)
+    driver.step()
+    last = driver.take()[-1]
+    assert driver.is_dead
+    assert isinstance(last, EngineFailed)
+    assert type(error).__name__ in last.error
+
+
 # ---- when results come
 
 

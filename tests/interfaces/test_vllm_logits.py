@@ -124,6 +124,10 @@ class Wrong(Only):
             case 3:
                 while True:
                     pass
+            case 4:
+                raise KeyboardInterrupt
+            case 5:
+                raise GeneratorExit
         return logits
 
 
@@ -134,6 +138,8 @@ class Wrong(Only):
         (1, "Wrong: StopIteration"),
         (2, "Wrong: SystemExit: enough"),
         (3, "Wrong: TooSlowError: it takes too long: 0.2 s at once"),
+        (4, "Wrong: KeyboardInterrupt"),
+        (5, "Wrong: GeneratorExit"),
     ],
 )
 def test_a_class_that_breaks_or_hangs_ends_what_uses_it(monkeypatch: pytest.MonkeyPatch, way: int, says: str) -> None:

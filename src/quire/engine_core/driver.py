@@ -132,7 +132,7 @@ class CoreDriver:
         self._num_steps += 1
         try:
             outputs = self._core.step()
-        except Exception as error:
+        except BaseException as error:  # of whatever kind: all who wait would wait for ever
             self._die(error, f"in step {self._num_steps}")
             return
         if not outputs.is_empty:
@@ -210,7 +210,7 @@ class CoreDriver:
         except Exception as second:
             self._die(second, f"while it took a {kind}")
 
-    def _die(self, error: Exception, where: str) -> None:
+    def _die(self, error: BaseException, where: str) -> None:
         logger.error("the engine core failed %s", where, exc_info=error)
         self.is_dead = True
         self._outbox.append(

@@ -98,7 +98,7 @@ class OwnProcessors:
                 try:
                     with uncounted():
                         processor.apply(prompt, output, logits_NV[user.position])
-                except (Exception, SystemExit) as error:
+                except BaseException as error:  # no interrupt comes here: cores run in other threads, or take signals
                     logger.warning("logits processor %s failed", processor.name, exc_info=error)
                     self._reasons[user.row] = _said_of(processor.name, error)
                     logits_NV[user.position] = -torch.inf
@@ -124,7 +124,7 @@ def _faults_of(name: str) -> Iterator[None]:
     """What it raises ends its request, with its name."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise RequestError(_said_of(name, error)) from error
 
 
