@@ -191,14 +191,14 @@ def test_a_plan_that_does_not_fit(capsys):
 
 
 def test_a_plan_is_for_this_machine(monkeypatch, capsys):
-    report = MemoryReport(24 * 2**30, 2**30, "the machine's memory")
+    report = MemoryReport(24 * 2**30, 960 << 20, "the machine's memory")
     monkeypatch.setattr(plan, "process_memory", lambda: report)
     assert main(["plan"]) == 0
     text = capsys.readouterr().out
-    assert "memory              24.00 GiB x 0.9 (gpu_memory_utilization), 1.00 GiB of it free now" in text
-    assert "260.0 MiB for the program, 5.6 MiB for weights" in text
+    assert "memory              24.00 GiB x 0.9 (gpu_memory_utilization), 960.0 MiB of it free now" in text
+    assert "204.0 MiB for the program, 5.6 MiB for weights" in text
     # half of what is left
-    assert "on a CPU            256,048 tokens" in text
+    assert "on a CPU            253,312 tokens" in text
 
 
 def test_a_plan_for_workers_that_share_experts_and_what_is_kept_of_a_token(tmp_path, capsys):
