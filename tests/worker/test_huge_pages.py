@@ -1,6 +1,9 @@
 """What lies in a file moves into huge pages, and whoever reads meanwhile sees the same bytes."""
 
+import ctypes
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -8,8 +11,22 @@ import pytest
 from quire.config.process_memory import MemoryReport, process_memory
 from quire.worker import huge_pages
 from quire.worker.huge_pages import HugePages
+from quire.worker.lazy_memory import lazy_zeros
 
 SIZE = (40 << 20) + 12_345
+
+
+def has_huge_pages():
+    """Asked of the system itself, so that a mover that moves nothing fails where it could."""
+    if not huge_pages._SETTING.is_file() or "[never]" in huge_pages._SETTING.read_text(encoding="ascii"):
+        return False
+    memory = lazy_zeros((4 << 20,), np.uint8, use_huge_pages=True)
+    memory[:] = 1
+    address = -(-memory.ctypes.data // (2 << 20)) * (2 << 20)
+    return ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(2 << 20), 25) == 0
+
+
+needs_huge_pages = pytest.mark.skipif(not has_huge_pages(), reason="no huge pages here, or Linux is older than 6.1")
 
 
 @pytest.fixture
@@ -29,8 +46,6 @@ def moved(mapped):
     moving = HugePages(mapped, seconds_before=0.0)
     moving.start()
     moving.wait()
-    if not moving.num_moved_bytes:
-        pytest.skip("this system has no huge pages to give, or Linux is older than 6.1")
     return moving
 
 
@@ -46,6 +61,7 @@ def num_bytes_in_file(mapped):
     return count
 
 
+@needs_huge_pages
 def test_readers_see_the_same_bytes_at_every_moment(mapped, enough):
     expected = np.array(mapped)
     faults, is_over = [], threading.Event()
@@ -69,9 +85,12 @@ def test_readers_see_the_same_bytes_at_every_moment(mapped, enough):
     assert num_bytes_in_file(mapped) <= SIZE - moving.num_moved_bytes + 4096
 
 
+@needs_huge_pages
 def test_what_is_written_afterwards_stays_in_this_process(mapped, enough, tmp_path):
     before = np.array(mapped)
-    moved(mapped).stop()
+    moving = moved(mapped)
+    moving.stop()
+    assert moving.num_moved_bytes
     mapped[5 << 20 : 6 << 20] = 7
     assert (mapped[5 << 20 : 6 << 20] == 7).all()
     assert np.array_equal(mapped[6 << 20 :], before[6 << 20 :])
@@ -88,7 +107,11 @@ def test_it_can_be_stopped_before_and_between(mapped, enough, monkeypatch):
     monkeypatch.setattr(huge_pages, "_SECONDS_BETWEEN", 1e6)
     between = HugePages(mapped, seconds_before=0.0)
     between.start()
-    while num_bytes_in_file(mapped) == mapped.nbytes + -mapped.nbytes % 4096 and between._thread.is_alive():
+    while (
+        num_bytes_in_file(mapped) == mapped.nbytes + -mapped.nbytes % 4096
+        and between._thread
+        and between._thread.is_alive()
+    ):
         pass
     between.stop()
     assert between.num_moved_bytes in (0, 8 << 20)
@@ -120,6 +143,22 @@ def test_a_system_that_has_none_keeps_the_file(mapped, enough, monkeypatch):
     moving.wait()
     assert moving.num_moved_bytes == 0
     assert np.array_equal(mapped, expected)
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_mapping_goes_with_whoever_lets_go_of_it(is_started, mapped, enough):
+    """At once, because weights that sleep are to leave memory."""
+    moving = HugePages(mapped, seconds_before=0.0)
+    if is_started:
+        moving.start()
+    moving.stop()
+    ended = weakref.ref(moving)
+    gc.disable()
+    try:
+        del moving
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("size", [1 << 20, 40 << 20, 3 << 30, 200 << 30])

@@ -1,7 +1,7 @@
 """Bytes that were mapped from a file move into huge pages of the process's own, while they are read.
 
-The system keeps a file in pages whose sizes it chooses. Where they are small, weights are read a tenth to a fifth
-slower (docs/benchmarks.md). So a thread that nobody waits for copies a piece at a time into huge pages, and puts these
+The system keeps a file in pages whose sizes it chooses. Where they are small, weights are read more slowly
+(docs/benchmarks.md). So a thread that nobody waits for copies a piece at a time into huge pages, and puts these
 where the file's pages were: one call of the system, so that a reader finds the same bytes at every moment, at the same
 address.
 
@@ -53,11 +53,13 @@ class HugePages:
         self._array = array
         self._seconds_before = seconds_before
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._move, name="quire-huge-pages", daemon=True)
+        # none before the start: it would hold this and the array until the collector comes
+        self._thread: threading.Thread | None = None
         self.num_moved_bytes = 0
 
     def start(self) -> None:
         if self._array.nbytes >= 2 * _HUGE_PAGE and _are_allowed():
+            self._thread = threading.Thread(target=self._move, name="quire-huge-pages", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -67,7 +69,7 @@ class HugePages:
 
     def wait(self) -> None:
         """Until all has been moved that can be."""
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
 
     def _move(self) -> None:
