@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from quire.engine_client import AsyncEngineClient
-from quire.engine_client.attached_link import AttachedLink, endpoint_in
-from quire.engine_client.socket_link import SocketLink, fresh_folder
+from quire.engine_client.attached_link import AttachedLink
+from quire.engine_client.socket_link import SocketLink, endpoint_in, fresh_folder
 from quire.engine_core.driver import CoreDriver
 from quire.engine_core.further_clients import FurtherClients, parts_of
 from quire.errors import EngineDeadError, EngineError

@@ -260,7 +260,7 @@ def test_frames_that_are_no_messages_do_not_hurt_the_client(caplog):
     assert isinstance(link, SocketLink)
     client = BlockingClient(link)
     frames = [*FRAMES[:5], encode(request(max_tokens=5)), encode(EngineOutputs(step=1))]
-    link._incoming = Incoming(FakeSocket(frames))
+    link._core.incoming = Incoming(FakeSocket(frames))
     try:
         [message] = link.receive(0)
         assert isinstance(message, EngineOutputs)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from quire.engine_client.engine_process import WatchedProcess
+from quire.engine_client.engine_process import EngineProcess
 from quire.errors import EngineDeadError, EngineError
 from quire.message_encoding import decode_to_client, encode
 from quire.messages import EngineFailed, ToClient, ToCore
@@ -28,7 +28,6 @@ from quire.processes.child_process import ChildProcess
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
-    from quire.engine_client.engine_process import EngineProcess
     from quire.engine_client.replica_link import Loss
     from quire.engine_core.pulse import PulsePage
 
@@ -38,23 +37,41 @@ _LAST_WORDS_MILLISECONDS = 200
 _LONGEST_PATH = 100
 
 
-class SocketResources:
-    """Everything that must be given back, however the link is lost: closed, forgotten, or at the interpreter's end."""
+class CoreSocket:
+    """Where a core connects to, and everything that must be given back, however the link is lost: closed, forgotten, or
+    at the interpreter's end."""
 
-    def __init__(self, page: PulsePage) -> None:
-        self.page = page
+    def __init__(self, folder: str, page: PulsePage | None = None) -> None:
+        """In a folder of its own, which goes as soon as both sides have met. `page`: of a core that was started here."""
         self.owner = os.getpid()
-        self.folder: str | None = fresh_folder()
+        self.folder: str | None = folder
+        self.endpoint = endpoint_in(folder)
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.PAIR)
+        self.incoming = Incoming(self.socket)
         self.child: ChildProcess | None = None
         # of whoever uses the socket or waits for the child: no two threads may
         self.turn = threading.RLock()
+        self._page = page
+        # Requests are bounded where they come in; a limit here would block the event loop or lose a message.
+        self.socket.set_hwm(0)
+        self.socket.linger = 0
 
-    def remove_folder(self) -> None:
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = None
+    def send(self, *messages: ToCore) -> int:
+        """How many were sent: none, where there is no core any more."""
+        num_sent = 0
+        with contextlib.suppress(zmq.Again):
+            for message in messages:
+                self.socket.send(encode(message), zmq.NOBLOCK)
+                num_sent += 1
+        return num_sent
+
+    def received(self) -> list[ToClient]:
+        messages = self.incoming.take()
+        if messages:
+            # both sides have met
+            self._remove_folder()
+        return messages
 
     def close(self) -> None:
         if os.getpid() != self.owner:
@@ -69,8 +86,15 @@ class SocketResources:
                 child.close()
             self.socket.close()
             self.context.term()
-            self.page.close()
-            self.remove_folder()
+            if self._page is not None:
+                self._page.close()
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        folder = self.folder
+        self.folder = None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class SocketLink:
@@ -79,29 +103,23 @@ class SocketLink:
         from quire.engine_core.pulse import PulsePage
 
         page = PulsePage()
-        self._resources = SocketResources(page)
-        self._close = weakref.finalize(self, self._resources.close)
-        self._socket = self._resources.socket
-        self._incoming = Incoming(self._socket)
+        folder = fresh_folder()
+        self._core = CoreSocket(folder, page)
+        self._close = weakref.finalize(self, self._core.close)
+        self._socket = self._core.socket
         self._is_over = False
         try:
-            folder = self._resources.folder
-            assert folder is not None
-            endpoint = f"ipc://{folder}/core"
-            # Requests are bounded where they come in; a limit here would block the event loop or lose a message.
-            self._socket.set_hwm(0)
-            self._socket.linger = 0
-            self._socket.bind(endpoint)
+            self._socket.bind(self._core.endpoint)
             document = LaunchDocument(
                 config=config,
-                endpoint=endpoint,
+                endpoint=self._core.endpoint,
                 folder=folder,
                 pulse_descriptor=page.descriptor,
                 log_level=logging.getLogger("quire").getEffectiveLevel(),
             )
             child = ChildProcess(document.encode(), ["--core", core] if core else [], (page.descriptor,))
-            self._resources.child = child
-            self.process = WatchedProcess(child.pid, page)
+            self._core.child = child
+            self.process = EngineProcess(child.pid, page)
         except BaseException:
             self.close()
             raise
@@ -112,7 +130,7 @@ class SocketLink:
 
     @property
     def _child(self) -> ChildProcess | None:
-        return self._resources.child
+        return self._core.child
 
     @property
     def pid(self) -> int:
@@ -122,24 +140,20 @@ class SocketLink:
         return self._child.pid
 
     def send(self, *messages: ToCore) -> None:
-        with self._resources.turn:
-            if self._is_over:
-                return
-            # EAGAIN: there is no peer any more. `receive` is about to say so.
-            with contextlib.suppress(zmq.Again):
-                for message in messages:
-                    self._socket.send(encode(message), zmq.NOBLOCK)
-                    self.process.num_sent += 1
+        with self._core.turn:
+            if not self._is_over:
+                # of none `receive` is about to say so
+                self.process.num_sent += self._core.send(*messages)
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         """Nothing after `close`, which another thread may call meanwhile."""
-        with self._resources.turn:
+        with self._core.turn:
             return self._receive(timeout)
 
     def _receive(self, timeout: float | None) -> list[ToClient]:
         if self._is_over:
             return []
-        messages = self._received()
+        messages = self._core.received()
         while not messages:
             if self._child is None or self._child.has_ended:
                 return self._last_words()
@@ -152,7 +166,7 @@ class SocketLink:
             timeout = 0 if timeout is not None else None
             if self._is_over:
                 return []
-            messages = self._received()
+            messages = self._core.received()
         return messages
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
@@ -165,30 +179,28 @@ class SocketLink:
         return (int(self._socket.FD), self._child.end_descriptor)
 
     def statistics(self) -> dict[str, float]:
-        return self._incoming.statistics()
+        return self._core.incoming.statistics()
 
     def close(self) -> None:
         self._is_over = True
         self._close()
 
-    def _received(self) -> list[ToClient]:
-        messages = self._incoming.take()
-        if messages and self._resources.folder is not None:
-            # both sides have met
-            self._resources.remove_folder()
-        return messages
-
     def _last_words(self) -> list[ToClient]:
         """What a process that has ended still said, closed by the failure that its end is."""
         messages: list[ToClient] = []
         while self._socket.poll(_LAST_WORDS_MILLISECONDS):
-            messages += self._received()
+            messages += self._core.received()
         self._is_over = True
         if not any(isinstance(message, EngineFailed) for message in messages):
             assert self._child is not None
             text = f"The engine's process ended ({self._child.how_it_ended()}). Requests in flight are lost."
             messages.append(EngineFailed(kind=EngineDeadError.__name__, error=text))
         return messages
+
+
+def endpoint_in(folder: str) -> str:
+    """Where the link waits for the core."""
+    return f"ipc://{folder}/core"
 
 
 def fresh_folder() -> str:

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
-from quire.engine_client.attached_link import endpoint_in
 from quire.engine_client.replica_link import Loss
-from quire.engine_client.socket_link import fresh_folder
+from quire.engine_client.socket_link import endpoint_in, fresh_folder
 from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.engine_calls import EngineCalls, OfReplica
