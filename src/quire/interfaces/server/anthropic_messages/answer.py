@@ -6,12 +6,10 @@ What the events say together is what the whole message says: it is the fold of w
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.responses import Usage
@@ -47,13 +45,11 @@ class MessageAnswer:
             "usage": None,
         }
         self._work = work
+        self.generating = work.generating
         self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
         self._texts: list[str] | None = None
         self._last: OutputDelta | None = None
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self._work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order
 

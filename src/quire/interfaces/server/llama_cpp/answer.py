@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.event_stream import StreamDialect
 from quire.interfaces.server.llama_cpp.fields import LlamaCppFields
@@ -28,6 +26,7 @@ class LlamaCppAnswer:
         self._body = body
         self._prompt = prompt
         self._work = work
+        self.generating = work.generating
         self._num_top = work.num_top(body.n_probs) or 0
         self._content: list[str] = []
         self._tokens: list[int] = []
@@ -35,9 +34,6 @@ class LlamaCppAnswer:
         self._num_tokens = 0
         self._last: OutputDelta | None = None
         self._began = self._answered = time.perf_counter()
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self._work.generating()
 
     def encode(self, delta: OutputDelta) -> bytes:
         self._read(delta)

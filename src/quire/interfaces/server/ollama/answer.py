@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.event_stream import StreamDialect
 from quire.interfaces.server.openai.logprobs import TokenNames, chat_logprobs
@@ -84,6 +82,7 @@ class OllamaAnswer:
         """`num_top`: best tokens beside each log-probability; None: none are shown."""
         self._model = model
         self._work = work
+        self.generating = work.generating
         self._form = form
         self._num_top = num_top
         self._whole = Said()
@@ -92,9 +91,6 @@ class OllamaAnswer:
         self._last: OutputDelta | None = None
         self._began = time.perf_counter_ns()
         self._answered: int | None = None
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self._work.generating()
 
     def encode(self, delta: OutputDelta) -> bytes:
         said = self._read(delta)

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET, UnsetType
 from msgspec.json import encode as encode_json
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
@@ -80,6 +78,7 @@ class ChatAnswer:
     def __init__(self, body: ChatRequest, work: Work) -> None:
         options = body.stream_options or StreamOptions()
         self._work = work
+        self.generating = work.generating
         self._renderer = work.model.renderer
         self._has_logprobs = work.params.logprobs is not None
         self._num_top = work.num_top(body.top_logprobs) or 0
@@ -105,9 +104,6 @@ class ChatAnswer:
         self._choices: dict[int, _Choice] = defaultdict(_Choice)
         # of the prompt, whose first token has none
         self._scores: PromptLogprobs = [None]
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self._work.generating()
 
     # ------------------------------------------------------------------------------------------ to bytes
 

@@ -6,12 +6,10 @@ Where its prompts came from, and how the answer is sent, is the endpoints' busin
 from __future__ import annotations
 
 import time
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from msgspec.json import encode as encode_json
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
@@ -51,6 +49,7 @@ class Continuations:
         """`texts`: of the prompts, which echo puts before each continuation. `opening`, `closing`: of an event."""
         options = body.stream_options or StreamOptions()
         self._work = work
+        self.generating = work.generating
         self._texts = texts
         self._has_output = body.max_tokens != 0
         self._num_top = work.num_top(body.logprobs)
@@ -83,9 +82,6 @@ class Continuations:
         is_text_alone = self._has_output and not shows_more
         # what stands around the text of each choice, where nothing else can be in an event
         self._frames = [self._frame(number) if is_text_alone else None for number in range(work.num_choices)]
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self._work.generating()
 
     def _builder(self) -> CompletionLogprobsBuilder | None:
         if self._num_top is None:

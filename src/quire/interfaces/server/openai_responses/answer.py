@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.chunks import obfuscation
@@ -51,6 +49,7 @@ class ResponseAnswer:
         prompt and the answer as the model sees them."""
         self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
         self.work = work
+        self.generating = work.generating
         self.items = items
         self.stored = stored
         self.is_background = is_background
@@ -65,9 +64,6 @@ class ResponseAnswer:
     def dialect(self) -> StreamDialect:
         """The last event says all; nobody waits for a [DONE] here. Kept, it would hold this answer in a ring."""
         return StreamDialect(closing=b"", error_event=self._failed)
-
-    def generating(self) -> AbstractAsyncContextManager[Stream[OutputDelta]]:
-        return self.work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order
 
