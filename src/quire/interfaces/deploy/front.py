@@ -22,6 +22,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire.interfaces.server.access.caller import STATELESS_PATHS
 from quire.routing import Router
 
 # Of a text that is a piece, about as many tokens as a block has.
@@ -34,28 +35,8 @@ _LOOK_SECONDS = 0.5
 _PROMPT_FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
 _EVENT_STREAM = "text/event-stream"
 # What one copy keeps for itself has no place behind a front of several.
-_ROUTES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/v1/embeddings",
-    "/v1/classify",
-    "/v1/rerank",
-    "/v1/score",
-    "/v2/embed",
-    "/v2/rerank",
-    "/classify",
-    "/pooling",
-    "/rerank",
-    "/score",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/models",
-    "/tokenize",
-    "/detokenize",
-    "/version",
-)
+_ROUTES = STATELESS_PATHS | {"/v1/models", "/version"}
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 logger = logging.getLogger("quire.deploy")
 
 
@@ -137,7 +118,7 @@ class Front:
     async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
         """The first copy's that says anything."""
         path = request.target.partition("?")[0]
-        if path in ("/health", "/health/live", "/health/ready", "/ping"):
+        if path in HEALTH_PATHS:
             return _answered(200 if self.num_serving else 503, {"serving": self.num_serving, "of": len(self._copies)})
         if path not in _ROUTES and not _is_of_a_model(path):
             return _refused(
@@ -247,9 +228,7 @@ def _prompt_of(body: bytes) -> bytes:
         return b""
     if not isinstance(fields, dict):
         return b""
-    kept = {
-        name: fields[name] for name in ("model", "tools", "system", "messages", "prompt", "input") if name in fields
-    }
+    kept = {name: fields[name] for name in _PROMPT_FIELDS if name in fields}
     # the end of one text is not the beginning of what follows it: brackets stay out
     return json.dumps(kept, ensure_ascii=False).rstrip('"]}').encode(errors="replace")
 

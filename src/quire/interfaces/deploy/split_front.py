@@ -17,10 +17,9 @@ from dataclasses import replace
 
 import msgspec
 
-from quire.interfaces.deploy.front import Front, Head, Request
+from quire.interfaces.deploy.front import HEALTH_PATHS, Front, Head, Request
 
 _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
-_HEALTH = ("/health", "/health/live", "/health/ready", "/ping")
 _FIELD = "kv_transfer_params"
 # they need every position computed by who answers, or have been in two halves already
 _UNDIVIDED = ("echo", "prompt_logprobs", _FIELD)
@@ -43,7 +42,7 @@ class SplitFront:
 
     async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
         path = request.target.partition("?")[0]
-        if path in _HEALTH:
+        if path in HEALTH_PATHS:
             return self._health()
         fields = _fields_of(request) if path in _PATHS else None
         if fields is None or any(_is_asked(fields, name) for name in _UNDIVIDED):

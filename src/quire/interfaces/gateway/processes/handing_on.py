@@ -14,40 +14,19 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from quire.interfaces.gateway.processes.nameless_file import nameless_file
-from quire.interfaces.server.access.caller import PUBLIC_PATHS
+from quire.interfaces.server.access.caller import PUBLIC_PATHS, STATELESS_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.process_role import HandOn
 
 _MARK = b"c"
-# What each process answers; everything else is the first one's. A new endpoint that keeps nothing is entered here.
+# What each process answers; everything else is the first one's.
 _GET = frozenset(path.encode() for path in PUBLIC_PATHS | PAGE_PATHS) | {
     b"/metrics",
     b"/openapi.json",
     b"/v1/models",
     b"/v1/completions/stream",
 }
-_POST = frozenset({
-    b"/v1/chat/completions",
-    b"/v1/completions",
-    b"/v1/audio/transcriptions",
-    b"/v1/audio/translations",
-    b"/v1/embeddings",
-    b"/v1/classify",
-    b"/v1/rerank",
-    b"/v1/score",
-    b"/v2/embed",
-    b"/v2/rerank",
-    b"/classify",
-    b"/pooling",
-    b"/rerank",
-    b"/score",
-    b"/v1/messages",
-    b"/v1/messages/count_tokens",
-    b"/invocations",
-    b"/ping",
-    b"/tokenize",
-    b"/detokenize",
-})  # fmt: skip
+_POST = frozenset(path.encode() for path in STATELESS_PATHS | {"/ping"})
 
 
 def is_for_any(method: bytes, target: bytes, prefix: bytes = b"") -> bool:

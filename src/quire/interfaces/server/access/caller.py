@@ -182,6 +182,28 @@ def acting_for(caller: Caller) -> Iterator[None]:
 
 # Answered without a key, and at any time.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/ping", "/version"})
+# POST. Nothing of them is kept, so any process and any copy of the server answers them; new ones are entered here.
+STATELESS_PATHS = frozenset({
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/embeddings",
+    "/v1/classify",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/embed",
+    "/v2/rerank",
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/invocations",
+    "/tokenize",
+    "/detokenize",
+})  # fmt: skip
 
 
 async def admins_only() -> None:
