@@ -8,8 +8,6 @@ import sqlalchemy as sa
 
 from quire.interfaces.gateway.responses import background
 from quire.interfaces.gateway.responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
-from quire.interfaces.gateway.services import StorageSettings
-from quire.interfaces.server.options import ServerOptions
 
 BODY = {"input": "Hi", "background": True}
 
@@ -124,14 +122,14 @@ def test_what_does_not_go_together(run, served, fields, param):
 
 def test_a_server_that_stops_says_so(run, served, tmp_path):
     """Which the end of `served` does: it fails at once, and is found so after the restart."""
-    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+    storage = f"sqlite:///{tmp_path}/server.db"
 
     async def main():
-        async with served(storage=storage) as server:
+        async with served(storage_url=storage) as server:
             server.fake.hold(3)
             response = await made(server)
             await until(server, lambda: server.fake.running)
-        async with served(storage=storage) as server:
+        async with served(storage_url=storage) as server:
             found = await seen(server, response["id"])
             assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
             assert "stopped" in found["error"]["message"]
@@ -140,10 +138,10 @@ def test_a_server_that_stops_says_so(run, served, tmp_path):
 
 
 def test_a_server_that_is_killed_leaves_nothing_that_seems_to_go_on(run, served, tmp_path):
-    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+    storage = f"sqlite:///{tmp_path}/server.db"
 
     async def main():
-        async with served(storage=storage) as server, served(storage=storage) as other:
+        async with served(storage_url=storage) as server, served(storage_url=storage) as other:
             server.fake.hold(3)
             response = await made(server)
             path = f"/v1/responses/{response['id']}"
@@ -162,11 +160,11 @@ def test_a_server_that_is_killed_leaves_nothing_that_seems_to_go_on(run, served,
 
 
 def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
-    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+    storage = f"sqlite:///{tmp_path}/server.db"
     monkeypatch.setattr(background, "BEAT_SECONDS", 0.01)
 
     async def main():
-        async with served(storage=storage) as server, served(storage=storage) as other:
+        async with served(storage_url=storage) as server, served(storage_url=storage) as other:
             server.fake.hold(3)
             response = await made(server)
             await until(server, lambda: server.fake.running)
@@ -222,7 +220,7 @@ def test_its_room_is_that_of_the_whole_answer(run, served):
 
 def test_there_is_no_room_for_any_number(run, served):
     async def main():
-        async with served(options=ServerOptions(max_num_queued_requests=1)) as server:
+        async with served(max_num_queued_requests=1) as server:
             server.fake.hold(0)
             first = await made(server)
             answer = await server.post("/v1/responses", BODY)

@@ -9,9 +9,7 @@ import pytest
 
 from quire.interfaces.gateway.batches.records import BATCHES
 from quire.interfaces.gateway.batches.results import Results, answered
-from quire.interfaces.gateway.services import ServiceSettings, StorageSettings
 from quire.interfaces.server.access.caller import BACKGROUND_PRIORITY
-from quire.interfaces.server.options import ServerOptions
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -30,7 +28,7 @@ def jsonl(*lines):
 def batching(served, tmp_path):
     """`async with batching(...) as server`. Settings of the services; the storage lives as long as the server."""
     folder = str(tmp_path / "files")
-    return lambda **settings: served(services=ServiceSettings.of(ServerOptions(files_folder=folder, **settings)))
+    return lambda **settings: served(files_folder=folder, **settings)
 
 
 async def begun(client, *lines, endpoint=CHAT, **fields):
@@ -190,10 +188,10 @@ def test_no_clock_but_the_window_ends_a_line(run, batching, official):
 
 
 def test_the_batches_of_one_tenant_do_not_hold_those_of_another(run, served, tmp_path):
-    settings = ServiceSettings.of(ServerOptions(files_folder=str(tmp_path / "files")))
+    folder = str(tmp_path / "files")
 
     async def main():
-        async with served(api_keys=["first", "second"], services=settings) as server:
+        async with served(api_keys=["first", "second"], files_folder=folder) as server:
             server.fake.hold(0)
             clients = [openai.AsyncOpenAI(base_url="http://quire.test/v1", api_key=key, http_client=server.http)
                        for key in ("first", "second")]  # fmt: skip
@@ -479,9 +477,8 @@ def test_one_process_runs_the_batches_of_a_folder(run, batching, official):
 @pytest.fixture
 def sharing(served, tmp_path):
     """As `batching`, of servers with one folder and one database."""
-    settings = ServiceSettings.of(ServerOptions(files_folder=str(tmp_path / "files")))
-    storage = StorageSettings(f"sqlite:///{tmp_path / 'server.db'}")
-    return lambda: served(services=settings, storage=storage)
+    folder = str(tmp_path / "files")
+    return lambda: served(files_folder=folder, storage_url=f"sqlite:///{tmp_path / 'server.db'}")
 
 
 def test_the_batches_of_a_server_that_died_are_taken_over(run, sharing, official):

@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from quire.interfaces.gateway import services
 from quire.interfaces.gateway.files import disk
 from quire.interfaces.gateway.files.records import FileRecords
-from quire.interfaces.gateway.services import StorageSettings
 from quire.interfaces.gateway.storage import full_disk
 from quire.interfaces.server.serving import Readiness
 from quire.interfaces.server.wire.errors import unavailable
@@ -635,17 +634,17 @@ def test_it_leaves_the_disk_although_nobody_uploads_any_more(run, filing, folder
 
 
 def test_so_does_one_of_an_earlier_process(run, filing, folder, official, tmp_path):
-    settings = StorageSettings(f"sqlite:///{tmp_path / 'server.db'}")
+    settings = f"sqlite:///{tmp_path / 'server.db'}"
 
     async def main():
-        async with filing(storage=settings) as server:
+        async with filing(storage_url=settings) as server:
             # where nothing was ever stored, nothing is opened
             await server.services.look_after()
             assert not folder.exists()
             assert server.services.statistics() == {}
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
-        async with filing(storage=settings) as server:
+        async with filing(storage_url=settings) as server:
             await server.services.look_after()
             assert stored(folder) == [made.id]
             server.services.storage.clock = lambda: made.created_at + 3601.0

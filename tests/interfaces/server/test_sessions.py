@@ -10,7 +10,6 @@ from quire.engine_client import AsyncEngineClient
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.gateway import create_app
 from quire.interfaces.gateway.sessions.kept_session import shared_length
-from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.session import AsyncSession
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm
@@ -23,7 +22,7 @@ class Server:
 
     def __init__(self, engine, **limits) -> None:
         self.engine = engine
-        self.app = create_app(engine, ServerOptions(**limits))
+        self.app = create_app(engine, **limits)
         self.sessions = self.app.state.services.sessions
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://quire.test")
 

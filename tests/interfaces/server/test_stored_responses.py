@@ -6,12 +6,10 @@ METADATA = {f"key {number}": "z" * 512 for number in range(16)}
 
 
 def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path, monkeypatch):
-    from quire.interfaces.gateway.services import StorageSettings
-
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
     async def main():
-        async with served(storage=StorageSettings()) as server:
+        async with served(storage_url=None) as server:
             body = {"input": "Hi", "store": False}
             assert (await server.post("/v1/responses", body)).status_code == 200
             assert not (tmp_path / "quire").exists()
@@ -22,14 +20,12 @@ def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path
 
 
 def test_a_conversation_goes_on_after_a_restart(run, served, tmp_path):
-    from quire.interfaces.gateway.services import StorageSettings
-
-    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+    storage = f"sqlite:///{tmp_path}/server.db"
 
     async def main():
-        async with served(storage=storage) as server:
+        async with served(storage_url=storage) as server:
             first = (await server.post("/v1/responses", {"input": "One"})).json()
-        async with served(storage=storage) as server:
+        async with served(storage_url=storage) as server:
             path = f"/v1/responses/{first['id']}"
             assert (await server.http.get(path)).json() == first
             body = {"input": "Two", "previous_response_id": first["id"]}
@@ -37,7 +33,7 @@ def test_a_conversation_goes_on_after_a_restart(run, served, tmp_path):
             prompt = bytes(token for token in server.requests()[0].prompt_token_ids if token < 256).decode()
             assert prompt == f"One{first['output'][0]['content'][0]['text']}Two"
             assert (await server.http.delete(path)).json()["deleted"]
-        async with served(storage=storage) as server:
+        async with served(storage_url=storage) as server:
             assert (await server.http.get(path)).status_code == 404
 
     run(main())

@@ -17,9 +17,10 @@ from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.gateway.batches import endpoints as batches
 from quire.interfaces.gateway.files import endpoints as files
 from quire.interfaces.gateway.responses import endpoints as responses
-from quire.interfaces.gateway.services import IN_MEMORY, Services, ServiceSettings, StorageSettings
+from quire.interfaces.gateway.services import IN_MEMORY, Services
 from quire.interfaces.gateway.sessions import endpoints as sessions
 from quire.interfaces.gateway.sessions import turns
+from quire.interfaces.gateway.storage.data_folder import files_beside
 from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, application
 from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.options import ServerOptions
@@ -41,8 +42,6 @@ def create_app(
     *,
     is_local: bool = False,
     tracing: Tracing | None = None,
-    storage: StorageSettings | None = None,
-    services: ServiceSettings | None = None,
     role: ProcessRole | None = None,
     ledger: Ledger | None = None,
     **changes: Any,
@@ -51,11 +50,9 @@ def create_app(
 
     `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
     a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
-    go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
-    bounds of files, batches and sessions, if not those of the options. `role`: among several processes, which keep
-    the `ledger` together.
+    go. Without `options` what is kept is in memory. `role`: among several processes, which keep the `ledger` together.
     """
-    options = replace(options or ServerOptions(), **changes)
+    options = replace(options or ServerOptions(storage_url=IN_MEMORY), **changes)
     doors = doors_of(options, is_local=is_local)
     parts = parts_of(options, tracing, role)
     metrics: ServerMetrics = parts["metrics"]
@@ -74,8 +71,7 @@ def create_app(
     )
     _show(callers.room, metrics)
     families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
-    settings = services or ServiceSettings.of(options)
-    beside = parts["services"] = Services(parts, callers, settings, storage or StorageSettings(IN_MEMORY))
+    beside = parts["services"] = Services(parts, callers, options)
     serving.listeners.append(beside.serve)
     app = application(
         families,
@@ -109,13 +105,12 @@ def http_server(
     ledger: Ledger | None = None,
 ) -> HttpServer:
     """The application on its sockets; what it keeps outlives it."""
+    options = replace(options, files_folder=options.files_folder or files_beside(options.storage_url))
     app = create_app(
         options=options,
         role=role,
         ledger=ledger,
         is_local=is_loopback(host_of(listener)),
         tracing=make_tracing(options.otlp_endpoint),
-        storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
-        services=ServiceSettings.lasting(options),
     )
     return HttpServer(app, options, listener, admin_listener)

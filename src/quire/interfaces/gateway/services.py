@@ -10,14 +10,13 @@ import logging
 import os
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import State
 
-from quire.interfaces.gateway.storage.data_folder import files_beside, marker_of
+from quire.interfaces.gateway.storage.data_folder import marker_of
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import ApiError
 
@@ -40,44 +39,7 @@ _NOT_READY_PAUSE_SECONDS = 0.5
 UPKEEP_SECONDS = 30.0
 # of a tenant
 _MAX_RUNNING_BATCHES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceSettings:
-    """Bounds, and where files lie, as the options say it. Without a folder no file outlives the application."""
-
-    files_folder: str | None
-    max_file_bytes: int
-    max_tenant_file_bytes: int
-    max_batch_lines: int
-    max_batch_concurrency: int
-    max_sessions: int
-    max_session_tokens: int | None
-    session_idle_timeout: float
-
-    @classmethod
-    def of(cls, options: ServerOptions) -> ServiceSettings:
-        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
-
-    @classmethod
-    def lasting(cls, options: ServerOptions) -> ServiceSettings:
-        """With a folder that belongs to the storage, if none is named."""
-        settings = cls.of(options)
-        return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
-
-
 IN_MEMORY = "sqlite:///:memory:"
-
-
-@dataclass(frozen=True)
-class StorageSettings:
-    """Where things are kept, how much and how long. url None: in a file in the user's data folder."""
-
-    url: str | None = None
-    max_bytes: int = 2**30
-    max_age_days: float = 30.0
-
-
 _FOR_LATER = (
     "quire.renderer.template_sandbox",
     "quire.interfaces.gateway.files.files",
@@ -95,19 +57,13 @@ def _import_the_rest() -> None:
 class Services:
     """Owned by the server's state; ended by `stop`."""
 
-    def __init__(
-        self,
-        parts: dict[str, Any],
-        callers: Callers,
-        settings: ServiceSettings,
-        storage: StorageSettings,
-    ) -> None:
+    def __init__(self, parts: dict[str, Any], callers: Callers, options: ServerOptions) -> None:
+        """Without `files_folder` no file outlives the application."""
         self.room = callers.room
         self._parts = parts
         self._serving: Serving = parts["serving"]
         self._callers = callers
-        self._settings = settings
-        self._storage_settings = storage
+        self._options = options
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._upkeep: asyncio.Task[None] | None = None
         # why something could not be looked after, as the log has it already
@@ -118,16 +74,20 @@ class Services:
         """Where things are kept beyond a request."""
         from quire.interfaces.gateway.storage.storage import Storage
 
-        chosen = self._storage_settings
-        return Storage(chosen.url, max_bytes=chosen.max_bytes, max_age_seconds=chosen.max_age_days * 86_400)
+        chosen = self._options
+        max_age_seconds = chosen.storage_max_days * 86_400
+        return Storage(chosen.storage_url, max_bytes=chosen.storage_max_bytes, max_age_seconds=max_age_seconds)
 
     @cached_property
     def sessions(self) -> Sessions:
-        from quire.interfaces.gateway.sessions.registry import SessionLimits, Sessions
+        from quire.interfaces.gateway.sessions.registry import Sessions
 
-        chosen = self._settings
-        limits = SessionLimits(chosen.max_sessions, chosen.max_session_tokens, chosen.session_idle_timeout)
-        return Sessions(lambda: self._serving.engine, limits)
+        return Sessions(
+            lambda: self._serving.engine,
+            max_sessions=self._options.max_sessions,
+            max_tokens=self._options.max_session_tokens,
+            idle_seconds=self._options.session_idle_timeout,
+        )
 
     @cached_property
     def files(self) -> Files:
@@ -137,8 +97,8 @@ class Services:
         return Files(
             FileFolder(self._folder),
             self.storage,
-            max_file_bytes=self._settings.max_file_bytes,
-            max_tenant_bytes=self._settings.max_tenant_file_bytes,
+            max_file_bytes=self._options.max_file_bytes,
+            max_tenant_bytes=self._options.max_tenant_file_bytes,
         )
 
     @cached_property
@@ -150,13 +110,13 @@ class Services:
         from quire.interfaces.gateway.batches.service import Batches
 
         calls = EndpointCalls(State(self._parts), self._callers.patient)
-        runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
+        runner = LineRunner(calls, asyncio.Semaphore(self._options.max_batch_concurrency), self._wait_ready)
         shop = Workshop(
             records=BatchRecords(self.storage),
             files=self.files,
             runner=runner,
             turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
-            max_lines=self._settings.max_batch_lines,
+            max_lines=self._options.max_batch_lines,
         )
         return Batches(shop, self._folder, lambda: str(self._parts["models"].own.name))
 
@@ -226,7 +186,7 @@ class Services:
 
     @property
     def _lasting_folder(self) -> Path | None:
-        folder = self._settings.files_folder
+        folder = self._options.files_folder
         return None if folder is None else Path(folder).expanduser()
 
     @cached_property

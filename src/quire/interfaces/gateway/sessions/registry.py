@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.sessions.kept_session import KeptSession
@@ -27,27 +26,23 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What one tenant may keep; None means no bound."""
-
-    max_sessions: int
-    max_tokens: int | None
-    idle_seconds: float
-
-
 class Sessions:
     """Owns the sessions and the task that ends idle ones."""
 
     def __init__(
         self,
         engine: Callable[[], AsyncLLM],
-        limits: SessionLimits,
         *,
+        max_sessions: int,
+        max_tokens: int | None,
+        idle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Bounds of what one tenant may keep; None: there is none."""
         self._engine = engine
-        self._limits = limits
+        self._max_sessions = max_sessions
+        self._max_tokens = max_tokens
+        self.idle_seconds = idle_seconds
         self._clock = clock
         self._by_id: dict[str, KeptSession] = {}
         self._num_opening: dict[str, int] = {}
@@ -57,10 +52,6 @@ class Sessions:
     @property
     def now(self) -> float:
         return self._clock()
-
-    @property
-    def idle_seconds(self) -> float:
-        return self._limits.idle_seconds
 
     async def open(self, tenant: str, cache_salt: str) -> KeptSession:
         with self._one_more(tenant):
@@ -120,7 +111,7 @@ class Sessions:
 
     def check_room(self, tenant: str, num_more: int = 0) -> None:
         """Raises 429 if the tenant's sessions are as long as they may be."""
-        limit = self._limits.max_tokens
+        limit = self._max_tokens
         if limit is None:
             return
         num_kept = sum(kept.num_tokens for kept in self.of(tenant))
@@ -148,9 +139,9 @@ class Sessions:
         """Counts those that are being opened, so that many at a time do not pass the bound."""
         num_opening = self._num_opening.get(tenant, 0)
         num_open = len(self.of(tenant)) + num_opening
-        if num_open >= self._limits.max_sessions:
+        if num_open >= self._max_sessions:
             raise _too_much(
-                f"{num_open} sessions are open, of {self._limits.max_sessions} that may be (option max_sessions). "
+                f"{num_open} sessions are open, of {self._max_sessions} that may be (option max_sessions). "
                 "Close one that is no longer needed."
             )
         self._num_opening[tenant] = num_opening + 1
@@ -170,11 +161,11 @@ class Sessions:
     async def _reap(self) -> None:
         while self._by_id:
             oldest = min((kept.used for kept in self._by_id.values() if not kept.is_busy), default=self.now)
-            await asyncio.sleep(max(0.05, oldest + self._limits.idle_seconds - self.now))
+            await asyncio.sleep(max(0.05, oldest + self.idle_seconds - self.now))
             await self.sweep()
 
     def _is_over(self, kept: KeptSession) -> bool:
-        return not kept.is_busy and self.now - kept.used >= self._limits.idle_seconds
+        return not kept.is_busy and self.now - kept.used >= self.idle_seconds
 
     def _was_of(self, session_id: str, tenant: str) -> bool:
         return session_id in self._ended and self._ended[session_id][0] == tenant
