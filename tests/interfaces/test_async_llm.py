@@ -294,7 +294,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path, monkeypatch):
 
     async def scenario() -> None:
         engine = fake_async_llm(own_process=True, core="quire.testing.fake_core:build_for_ever")
-        client = engine._held.client
+        client = engine._client
         task = asyncio.create_task(engine.start())
         await asyncio.sleep(0)
         task.cancel()

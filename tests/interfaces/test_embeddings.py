@@ -80,7 +80,7 @@ def test_matrices_are_not_multiplied_on_the_event_loop():
     async def main():
         async with fake_async_llm() as engine:
             weight = np.arange(8, dtype=np.float32).reshape(2, 4)
-            engine._held.parts.embeddings._own = OwnPooling("last", (Watched(weight, None, False),), normalizes=False)
+            engine._parts.embeddings._own = OwnPooling("last", (Watched(weight, None, False),), normalizes=False)
             output = await engine.embed([5, 6])
             assert output.outputs.embedding == pytest.approx((weight @ vector_of([5, 6])).tolist(), rel=1e-5)
             assert threading.current_thread() not in threads

@@ -136,7 +136,7 @@ def test_what_is_empty_is_no_request_for_the_defaults(llm: LLM, params):
     ],
 )
 def test_priorities_are_for_all_prompts_or_for_each(llm: LLM, monkeypatch, given, received):
-    client = llm._engine._held.client
+    client = llm._engine._client
     priorities = []
     open_all = client.open_all
     monkeypatch.setattr(

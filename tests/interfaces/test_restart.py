@@ -23,7 +23,7 @@ def play():
     def run(test) -> None:
         async def main() -> None:
             engine = fake_async_llm(own_process=True, core=KEEPING_CORE)
-            engine._held.connect = lambda config: AsyncEngineClient(fake_link(own_process=True, core=KEEPING_CORE))
+            engine._connect = lambda config: AsyncEngineClient(fake_link(own_process=True, core=KEEPING_CORE))
             try:
                 async with asyncio.timeout(60):
                     await engine.start()
@@ -122,7 +122,7 @@ def test_a_living_engine_can_be_replaced(play):
 def test_between_two_restarts_that_failed_nobody_else_starts_an_engine(play):
     async def test(engine: AsyncLLM) -> None:
         num_tries = 0
-        connect = engine._held.connect
+        connect = engine._connect
 
         def count(config):
             nonlocal num_tries
@@ -131,7 +131,7 @@ def test_between_two_restarts_that_failed_nobody_else_starts_an_engine(play):
                 raise OSError("no process to spare")
             return connect(config)
 
-        engine._held.connect = count
+        engine._connect = count
         session = await engine.open_session()
         await session.generate("one two three", GREEDY)
         await kill(engine)

@@ -183,8 +183,8 @@ def test_the_end_brings_the_last_token(run):
 def test_pieces_that_come_together_go_together(run):
     async def scenario(engine: FakeAsyncLLM) -> None:
         extensions = []
-        extend = engine._held.client.extend
-        engine._held.client.extend = lambda *args, **kwargs: (extensions.append(args), extend(*args, **kwargs))
+        extend = engine._client.extend
+        engine._client.extend = lambda *args, **kwargs: (extensions.append(args), extend(*args, **kwargs))
 
         async def eager():
             for token in range(200):

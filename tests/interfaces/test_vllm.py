@@ -142,7 +142,7 @@ def test_an_engine_that_sleeps_is_gone_until_it_wakes():
         engine.wake_up(tags=["kv_cache"])
         (after,) = engine.generate("Once upon", params, False)
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
-        weights = engine._engine._held.parts.weights
+        weights = engine._engine._parts.weights
         weights.version = "mine"
         with pytest.raises(ValueError, match="level=2"):
             engine.sleep()

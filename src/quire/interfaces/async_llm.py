@@ -4,15 +4,19 @@
     async for output in engine.generate("Hello", SamplingParams(max_tokens=20)):
         print(output.outputs[0].text)
 
-Owns an engine, by default in a process of its own. A stream whose reader goes away is aborted. Everything but
-`from_config` and the constructor belongs to the thread of one event loop.
+Owns an engine, by default in a process of its own: it is started at first need, replaced when it has died, ended once.
+The parts (engine_parts.py) outlive it: a new one is brought to where the old one was. Whoever restarts it decides when
+another try is due: between two of them that failed, nobody else starts one. A stream whose reader goes away is aborted.
+Everything but `from_config` and the constructor belongs to the thread of one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -21,8 +25,8 @@ from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.config.arithmetic import has_experts
 from quire.config.speech_tokens import SpeechTokens
-from quire.engine_client import AsyncEngineClient, items_of
-from quire.errors import EngineError, RequestError
+from quire.engine_client import AsyncEngineClient, items_of, open_link
+from quire.errors import EngineDeadError, EngineError, RequestError
 from quire.hooks import Hook
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
@@ -31,7 +35,8 @@ from quire.interfaces.class_labels import CLASSIFY, EMBED, SCORE, ClassLabels
 from quire.interfaces.embeddings import PreparedEmbedding, classification, embedded, scoring
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.generation import Generation, OutputObserver, Unobserved
-from quire.interfaces.held_engine import HeldEngine
+from quire.interfaces.hooks.engine import EngineOfHooks
+from quire.interfaces.hooks.guarded_client import open_client
 from quire.interfaces.hooks.judging import Hooks
 from quire.interfaces.hooks.loading import hooks_of, names_among
 from quire.interfaces.hooks.unhooked import unhooked
@@ -55,7 +60,7 @@ from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.session import AsyncSession
-from quire.interfaces.setup import configured, default_sampling_params
+from quire.interfaces.setup import configured, default_sampling_params, log_report
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.interfaces.transcription import Transcription, TranscriptionParams
@@ -83,6 +88,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 # Whole, prepared, or arriving in pieces.
 AnyPrompt: TypeAlias = "Prompt | RenderedPrompt | PreparedRequest | AsyncIterable[Piece]"
+Connect: TypeAlias = Callable[[EngineConfig], AsyncEngineClient]
+
+
+def connect(config: EngineConfig, hooks: Hooks) -> AsyncEngineClient:
+    """Starts an engine where the configuration wants it: by default in a process of its own."""
+    return open_client(open_link(config, in_own_process=config.engine_process is not False), hooks)
 
 
 class AsyncLLM:
@@ -114,10 +125,28 @@ class AsyncLLM:
         client: AsyncEngineClient | None = None,
         hooks: Hooks | None = None,
     ) -> None:
+        if config.data_parallel_size > 1 and not config.prefix_hash_key:
+            # whoever routes to the replicas, here or in another process, names blocks as they do
+            config = replace(config, prefix_hash_key=os.urandom(32))
         self.config = config
         self.hooks = hooks_of(config) if hooks is None else hooks
         self._defaults = default_sampling_params(config)
-        self._held = HeldEngine(config, self._defaults, self.hooks, renderer, client)
+        self._connect: Connect = partial(connect, hooks=self.hooks)
+        self._are_hooks_open = False
+        self._renderer = renderer
+        self._client = client
+        self._parts: EngineParts | None = None
+        # while there is an engine that has started
+        self._ready: EngineReady | None = None
+        self._is_shut_down = False
+        # it was ended by who uses it, to be started again by them
+        self.is_asleep = False
+        # its end was seen, and no other one serves yet
+        self._is_being_replaced = False
+        self._losses: list[Loss] = []
+        # hears at once of replicas that have died
+        self._tell_loss: Callable[[Loss], None] = lambda loss: None
+        self._lock = asyncio.Lock()
         self._labels = Labels()
         self._class_labels = ClassLabels(config.facts)
         self._text_threads = TextThreads()
@@ -127,35 +156,106 @@ class AsyncLLM:
     # ------------------------------------------------------------------------------------------ starting, ending
 
     async def start(self) -> EngineReady:
-        """Loads tokenizer and model. May be called again; everything that needs the engine calls it."""
-        return await self._held.start(self)
+        """Loads tokenizer and model, unless that is done; everything that needs the engine calls it. Takes the place of
+        no engine that died: restart does."""
+        if self._ready is not None:
+            return self._ready
+        async with self._lock:
+            if self._ready is not None:
+                return self._ready
+            if self._is_being_replaced or self.is_asleep:
+                raise self._absent()
+            return await self._start()
 
     async def restart(self, reason: str = "The engine is started again.") -> EngineReady:
         """Puts a new engine in the place of this one, which mostly is dead. What is in flight raises EngineDeadError.
-        Pinned prefixes are computed again now, sessions with their next turn."""
-        return await self._held.restart(self, reason)
+        Pinned prefixes are computed again now, sessions with their next turn. May be called again after it has
+        failed."""
+        async with self._lock:
+            self._is_being_replaced = True
+            await self._end(reason)
+            ready = await self._start()
+            self._is_being_replaced = False
+            self.is_asleep = False
+            return ready
 
     async def sleep(self) -> None:
-        """Weights and KV cache leave memory: the engine ends, and what is in flight raises EngineDeadError."""
-        await self._held.sleep("The engine was put to sleep.")
+        """Weights and KV cache leave memory: the engine ends, and what is in flight raises EngineDeadError. Nothing but
+        `wake_up` and `restart` starts another one."""
+        async with self._lock:
+            self.is_asleep = True
+            await self._end("The engine was put to sleep.")
 
     async def wake_up(self) -> EngineReady:
         """Starts it as it was made, from the model's files; what was pinned and loaded comes back as after `restart`.
         One that cannot start sleeps on."""
-        return await self._held.restart(self, "The engine sleeps.") if self.is_asleep else await self.start()
-
-    @property
-    def is_asleep(self) -> bool:
-        return self._held.is_asleep
+        return await self.restart("The engine sleeps.") if self.is_asleep else await self.start()
 
     async def _started(self) -> EngineParts:
         await self.start()
-        assert self._held.parts is not None
-        return self._held.parts
+        assert self._parts is not None
+        return self._parts
+
+    async def _start(self) -> EngineReady:
+        if self._is_shut_down:
+            raise EngineDeadError("The engine was shut down.")
+        try:
+            self._ready = await self._open()
+            await self._open_hooks()
+            assert self._parts is not None
+            await self._parts.furnish(self)
+        except BaseException:
+            # a cancelled or failed start leaves no process behind
+            self._ready = None
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            raise
+        return self._ready
+
+    async def _open(self) -> EngineReady:
+        if self._client is None:
+            # the core's process starts before the tokenizer is read, so that both load at the same time
+            self._client = self._connect(self.config)
+        if self._renderer is None:
+            from quire.renderer import Renderer
+
+            self._renderer = await asyncio.to_thread(Renderer.from_config, self.config)
+        self.hooks.renderer = self._renderer
+        self._client.watch_losses(self._lost)
+        ready = await self._client.wait_ready()
+        log_report(ready)
+        if self._parts is None:
+            self._parts = EngineParts(self.config, ready, self._renderer, self._defaults)
+        else:
+            self._parts.engine_was_replaced(ready)
+        if self._client.is_in_process and self.config.worker.grid.size == 1:
+            self._parts.maker.limits = replace(self._parts.maker.limits, is_here=True)
+        return ready
+
+    async def _open_hooks(self) -> None:
+        """Once, beside the event loop: they may load what they need, and ask the engine."""
+        if self.hooks and not self._are_hooks_open:
+            await asyncio.to_thread(self.hooks.open, EngineOfHooks(self, asyncio.get_running_loop()))
+            self._are_hooks_open = True
+
+    async def _end(self, reason: str) -> None:
+        client = self._client
+        self._client = None
+        self._ready = None
+        self._losses = []
+        if client is not None:
+            client.kill(reason)
+            await asyncio.to_thread(client.close)
 
     def shutdown(self) -> None:
         """Ends the engine; what is in flight raises EngineDeadError. Takes up to two seconds."""
-        self._held.shutdown()
+        self._is_shut_down = True
+        if self._parts is not None:
+            self._parts.close()
+        if self._client is not None:
+            self._client.close()
+        self.hooks.close()
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -167,7 +267,7 @@ class AsyncLLM:
     def __del__(self) -> None:
         # Also of an object whose constructor raised, and at the end of the interpreter, when modules may be gone.
         try:
-            if "_held" in self.__dict__:
+            if "_lock" in self.__dict__:
                 self.shutdown()
         except Exception:
             return
@@ -176,20 +276,20 @@ class AsyncLLM:
 
     @property
     def renderer(self) -> Renderer:
-        if self._held.renderer is None:
+        if self._renderer is None:
             raise EngineError("The engine was not started yet: await start() first.")
-        return self._held.renderer
+        return self._renderer
 
     @property
     def ready(self) -> EngineReady:
         """What the engine has room for, once it has started."""
-        if self._held.ready is None:
+        if self._ready is None:
             raise EngineError("The engine was not started yet: await start() first.")
-        return self._held.ready
+        return self._ready
 
     @property
     def is_running(self) -> bool:
-        return self._held.ready is not None and not self._held.is_shut_down and not self.errored
+        return self._ready is not None and not self._is_shut_down and not self.errored
 
     @property
     def errored(self) -> bool:
@@ -198,41 +298,47 @@ class AsyncLLM:
 
     @property
     def dead_reason(self) -> str | None:
-        if self._held.client is None or self._held.is_shut_down:
+        if self._client is None or self._is_shut_down:
             return None
-        return self._held.client.failure
+        return self._client.failure
 
     @property
     def processes(self) -> tuple[EngineProcess, ...]:
         """The engine's own process, or those of its replicas, for whoever watches over them."""
-        return self._held.client.processes if self._held.client is not None else ()
-
-    @property
-    def prefix_hash_key(self) -> bytes:
-        """Of the names of blocks, for others that route to the same replicas; b"" where there is one engine."""
-        return self._held.config.prefix_hash_key
+        return self._client.processes if self._client is not None else ()
 
     def watch_losses(self, tell: Callable[[Loss], None]) -> None:
         """Has it called as soon as a replica has died while others go on. Somebody must replace it all the same."""
-        self._held.tell_loss = tell
+        self._tell_loss = tell
 
     def take_losses(self) -> list[Loss]:
         """Replicas that have died, while others go on, and that nobody has taken care of."""
-        return self._held.take_losses()
+        losses = self._losses
+        self._losses = []
+        return losses
+
+    def _lost(self, loss: Loss) -> None:
+        self._losses.append(loss)
+        self._tell_loss(loss)
+        if self._parts is not None:
+            self._parts.replica_was_lost()
 
     async def restart_replica(self, number: int) -> None:
         """Starts another one in the place of one that has died, with the adapters and pinned prefixes of the others;
         it takes requests when all is there."""
-        await self._held.restart_replica(self, number)
+        async with self._lock:
+            await self._running.control("replicas.start", {"number": number})
+            assert self._parts is not None
+            await self._parts.furnish_replica(self, number)
 
     def kill(self, reason: str) -> None:
         """Ends the engine by force; what is in flight raises EngineDeadError with this reason."""
-        if self._held.client is not None:
-            self._held.client.kill(reason)
+        if self._client is not None:
+            self._client.kill(reason)
 
     @property
     def num_open_requests(self) -> int:
-        return self._held.client.num_open if self._held.client is not None else 0
+        return self._client.num_open if self._client is not None else 0
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend."""
@@ -282,7 +388,7 @@ class AsyncLLM:
         whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant, "adapter": adapter}
         request = parts.maker.make([], params, is_final=False, **whose)
         feed = PromptFeed(
-            self._held.running,
+            self._running,
             parts.maker,
             self._text_threads,
             partial(
@@ -373,7 +479,7 @@ class AsyncLLM:
         self, prepared: Sequence[PreparedRequest], observer: OutputObserver, request_id: str | None = None
     ) -> Generation:
         """The same of several that run together. Sequence j of request i has the index i * n + j."""
-        client = self._held.running
+        client = self._running
         generation = Generation(client, self.renderer, observer)
         try:
             for one in prepared:
@@ -416,7 +522,7 @@ class AsyncLLM:
             tenant=tenant,
             lora_request=lora_request,
         )
-        client = self._held.running
+        client = self._running
         with self._borne(request_id, partial(client.abort, asked.request.request_id)):
             return await embedded(asked, client, on_start, request_id)
 
@@ -471,7 +577,7 @@ class AsyncLLM:
 
     async def run_jobs(self, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:
         """Prepared requests, run together to their ends; `on_end` hears of each. One that fails does not end others."""
-        return await run_jobs(self._held.running, jobs, on_end)
+        return await run_jobs(self._running, jobs, on_end)
 
     async def abort(self, request_id: str) -> None:
         """Ends all requests that bear this label; their streams close with finish reason "abort"."""
@@ -566,7 +672,7 @@ class AsyncLLM:
     @property
     def weights_version(self) -> str:
         """Of what update_weights has brought; "" for the checkpoint's weights, also after a restart."""
-        return self._held.parts.weights.version if self._held.parts is not None else ""
+        return self._parts.weights.version if self._parts is not None else ""
 
     async def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""
@@ -589,16 +695,16 @@ class AsyncLLM:
     @property
     def num_image_bytes(self) -> int:
         """Of the images of all requests in flight."""
-        return self._held.client.num_image_bytes if self._held.client is not None else 0
+        return self._client.num_image_bytes if self._client is not None else 0
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""
-        return self._held.running.statistics()
+        return self._running.statistics()
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""
         await self.start()
-        return await self._held.running.control(name, args)
+        return await self._running.control(name, args)
 
     async def compute(self, request: EngineRequest) -> RequestOutput:
         """A checked request whose output no client sees, run to its end. Raises what ended it instead."""
@@ -606,6 +712,18 @@ class AsyncLLM:
             return await self._gathered(PreparedRequest(request, None, shows_logprobs=False))
 
     # ------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _running(self) -> AsyncEngineClient:
+        """The client, for a request that was prepared; its engine may be gone since."""
+        if self._client is None:
+            raise self._absent()
+        return self._client
+
+    def _absent(self) -> EngineDeadError:
+        if self.is_asleep:
+            return EngineDeadError("The engine sleeps. Call wake_up first.")
+        return EngineDeadError("The engine is gone, and another one has not started yet.")
 
     async def _gathered(self, prepared: PreparedRequest, request_id: str | None = None) -> RequestOutput:
         label = prepared.label(request_id)

@@ -267,7 +267,7 @@ def unstarted_engine(folder: Path, hooks: Sequence[Hook] = (), **checkpoint: Any
         engine.fake = again
         return open_client(again, made)
 
-    engine._held.connect = connect_again
+    engine._connect = connect_again
     return engine
 
 

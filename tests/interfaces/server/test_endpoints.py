@@ -45,7 +45,7 @@ def test_a_model_answers_to_all_its_names(run, served):
         async with served(model_aliases=("claude-*", "gpt-4o")) as server:
             config = server.engine.config
             names = {"served_model_names": ("byte-model", "other"), "further_model_names": ("folder",)}
-            server.engine._held.config = server.engine.config = replace(config, **names)
+            server.engine.config = replace(config, **names)
             listed = (await server.http.get("/v1/models")).json()["data"]
             assert [one["id"] for one in listed] == ["byte-model", "other"]
             for name in ("byte-model", "other", "folder", "claude-4", "gpt-4o"):

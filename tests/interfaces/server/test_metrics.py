@@ -40,7 +40,7 @@ def test_tokens_that_nobody_reads_are_counted(run, served):
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             # as if the engine had gone on
-            server.engine._held.client._mailboxes.num_wasted_tokens = 5
+            server.engine._client._mailboxes.num_wasted_tokens = 5
             text = (await server.http.get("/metrics")).text
             assert value_of(text, 'quire:wasted_tokens_total{model_name="byte-model"}') == 5
             assert value_of(text, 'quire:request_success_total{finished_reason="abort",model_name="byte-model"}') == 1

@@ -29,7 +29,7 @@ def make(**options):
         return AsyncEngineClient(fake_link(own_process=True, core="quire.testing.fake_kept:build"))
 
     engine = room_AsyncLLM.from_config(fake_config(), renderer=fake_renderer())
-    engine._held.connect = connect
+    engine._connect = connect
     start = engine.start
 
     async def start_and_listen():

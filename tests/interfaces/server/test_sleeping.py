@@ -127,7 +127,7 @@ def test_only_alone_and_with_the_weights_of_the_files(run):
     async def main():
         async with fake_async_llm() as engine, serving(engine) as (http, state):
             await engine.start()
-            engine._held.parts.weights.version = "mine"
+            engine._parts.weights.version = "mine"
             answer = await http.post("/sleep")
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "other_weights")
             state.siblings = object()
@@ -143,17 +143,17 @@ def test_one_that_cannot_wake_sleeps_on(run):
     async def main():
         async with fake_async_llm() as engine, serving(engine) as (http, state):
             assert (await http.post("/sleep")).status_code == 200
-            connect = engine._held.connect
+            connect = engine._connect
 
             def fails(config):
                 raise OSError("there is no memory.")
 
-            engine._held.connect = fails
+            engine._connect = fails
             answer = await http.post("/wake_up")
             assert answer.status_code == 503
             assert "there is no memory" in answer.json()["error"]["message"]
             assert (state.serving.readiness, engine.is_asleep) == (Readiness.ASLEEP, True)
-            engine._held.connect = connect
+            engine._connect = connect
 
     run(main())
 

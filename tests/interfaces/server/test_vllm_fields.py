@@ -225,8 +225,8 @@ def test_all_log_probabilities(run, served):
     async def main():
         async with served() as server:
             assert (await server.chat(logprobs=True, top_logprobs=-1)).status_code == 400
-            limits = server.engine._held.parts.maker.limits
-            server.engine._held.parts.maker.limits = replace(limits, max_logprobs=-1)
+            limits = server.engine._parts.maker.limits
+            server.engine._parts.maker.limits = replace(limits, max_logprobs=-1)
             server.engine.config = replace(server.engine.config, max_logprobs=-1)
             assert (await server.chat(logprobs=True, top_logprobs=-1)).status_code == 200
             assert (await server.complete(prompt_logprobs=-1)).status_code == 200
@@ -250,8 +250,8 @@ def test_all_log_probabilities_by_other_names(run, served, path, body):
         async with served() as server:
             refused = await server.post(path, body)
             assert refused.status_code == 400
-            limits = server.engine._held.parts.maker.limits
-            server.engine._held.parts.maker.limits = replace(limits, max_logprobs=-1)
+            limits = server.engine._parts.maker.limits
+            server.engine._parts.maker.limits = replace(limits, max_logprobs=-1)
             server.engine.config = replace(server.engine.config, max_logprobs=-1)
             answer = await server.post(path, body)
             assert answer.status_code == 200, answer.text

@@ -49,7 +49,7 @@ def main() -> int:
     follow_clock()
     from tests.support.faults.noise import noisy
 
-    import quire.interfaces.held_engine as room
+    import quire.interfaces.async_llm as room
     from quire.engine_client import AsyncEngineClient, open_link
     from quire.interfaces.cli import main as quire
 

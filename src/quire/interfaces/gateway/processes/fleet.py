@@ -473,7 +473,7 @@ def open_fleet(
     tenants = list(doors_of(options).tenants.by_name)
     page = make_page(num_seats, tenants)
     # what is pinned and loaded at the start is the first process's
-    config = replace(config, pinned_prefixes=None, lora_modules=(), prefix_hash_key=engine.prefix_hash_key)
+    config = replace(config, pinned_prefixes=None, lora_modules=())
     keys, options = _with_kept_keys(options)
 
     def document(seat: int) -> ProcessDocument:

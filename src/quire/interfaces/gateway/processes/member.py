@@ -90,7 +90,7 @@ class Member:
         self._http = http_server(self._options, listener, role=role, ledger=ledger)
         renderer = await asyncio.to_thread(Renderer.from_config, document.config)
         self._engine = AsyncLLM.from_config(document.config, renderer=renderer)
-        self._engine._held.connect = self._connect
+        self._engine._connect = self._connect
         answers = answers_of(self._http.app) | {
             name: getattr(self, name)
             for name in (
