@@ -30,6 +30,7 @@ from quire.messages import (
     split_sequence_id,
 )
 from quire.processes.child_process import ChildProcess
+from quire.processes.documents import encode_document, read_document
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_config, fake_link
 
@@ -260,7 +261,7 @@ def test_frames_that_are_no_messages_do_not_hurt_the_client(caplog):
     assert isinstance(link, SocketLink)
     client = BlockingClient(link)
     frames = [*FRAMES[:5], encode(request(max_tokens=5)), encode(EngineOutputs(step=1))]
-    link._core.incoming = Incoming(FakeSocket(frames))
+    link._end.incoming = Incoming(FakeSocket(frames))
     try:
         [message] = link.receive(0)
         assert isinstance(message, EngineOutputs)
@@ -306,10 +307,10 @@ def test_the_sockets_folder_is_private_and_its_name_fits(tmp_path, monkeypatch):
 def test_the_launch_document_tells_everything():
     config = fake_config()
     config.facts.hf_config["rope_limit"] = float("inf")  # JSON has no infinity
-    told = LaunchDocument(config=config, endpoint="ipc:///x", folder="/x").encode()
+    told = encode_document(LaunchDocument(config=config, endpoint="ipc:///x", folder="/x"))
     read, write = os.pipe()
     with os.fdopen(write, "wb") as file:
         file.write(told[:60_000])
         assert len(told) < 60_000  # a pipe holds no more
     with os.fdopen(read, "rb") as file:
-        assert LaunchDocument.read(file).config == config
+        assert read_document(file, LaunchDocument).config == config

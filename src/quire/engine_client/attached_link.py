@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.engine_client.socket_link import CoreSocket
+from quire.engine_client.socket_link import ClientSocket
 from quire.messages import ToClient, ToCore
 
 if TYPE_CHECKING:
@@ -24,27 +24,27 @@ class AttachedLink:
 
     def __init__(self, folder: str) -> None:
         """Waits in this folder from now on."""
-        self._core = CoreSocket(folder)
-        self._socket = self._core.socket
+        self._end = ClientSocket(folder)
+        self._socket = self._end.socket
         # also of a link that is forgotten: a context that is collected before its socket would wait for it for ever
-        self._close = weakref.finalize(self, self._core.close)
+        self._close = weakref.finalize(self, self._end.close)
         try:
-            self._socket.bind(self._core.endpoint)
+            self._socket.bind(self._end.endpoint)
         except BaseException:
             self.close()
             raise
 
     def send(self, *messages: ToCore) -> None:
         if not self._socket.closed:
-            self._core.send(*messages)
+            self._end.send(*messages)
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         if self._socket.closed:
             return []
-        messages = self._core.received()
+        messages = self._end.received()
         if not messages and timeout != 0:
             self._socket.poll(None if timeout is None else int(timeout * 1000))
-            messages = self._core.received()
+            messages = self._end.received()
         return messages
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
@@ -55,7 +55,7 @@ class AttachedLink:
         return () if self._socket.closed else (int(self._socket.FD),)
 
     def statistics(self) -> dict[str, float]:
-        return self._core.incoming.statistics()
+        return self._end.incoming.statistics()
 
     def close(self) -> None:
         self._close()

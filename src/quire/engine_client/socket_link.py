@@ -25,6 +25,7 @@ from quire.errors import EngineDeadError, EngineError
 from quire.message_encoding import decode_to_client, encode
 from quire.messages import EngineFailed, ToClient, ToCore
 from quire.processes.child_process import ChildProcess
+from quire.processes.documents import encode_document
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -37,12 +38,12 @@ _LAST_WORDS_MILLISECONDS = 200
 _LONGEST_PATH = 100
 
 
-class CoreSocket:
-    """Where a core connects to, and everything that must be given back, however the link is lost: closed, forgotten, or
-    at the interpreter's end."""
+class ClientSocket:
+    """The client's end of the socket, and everything that must be given back with it, however the link is lost: closed,
+    forgotten, or at the interpreter's end."""
 
     def __init__(self, folder: str, page: PulsePage | None = None) -> None:
-        """In a folder of its own, which goes as soon as both sides have met. `page`: of a core that was started here."""
+        """In a folder that goes as soon as both sides have met. `page`: of a core that was started here."""
         self.owner = os.getpid()
         self.folder: str | None = folder
         self.endpoint = endpoint_in(folder)
@@ -104,21 +105,21 @@ class SocketLink:
 
         page = PulsePage()
         folder = fresh_folder()
-        self._core = CoreSocket(folder, page)
-        self._close = weakref.finalize(self, self._core.close)
-        self._socket = self._core.socket
+        self._end = ClientSocket(folder, page)
+        self._close = weakref.finalize(self, self._end.close)
+        self._socket = self._end.socket
         self._is_over = False
         try:
-            self._socket.bind(self._core.endpoint)
+            self._socket.bind(self._end.endpoint)
             document = LaunchDocument(
                 config=config,
-                endpoint=self._core.endpoint,
+                endpoint=self._end.endpoint,
                 folder=folder,
                 pulse_descriptor=page.descriptor,
                 log_level=logging.getLogger("quire").getEffectiveLevel(),
             )
-            child = ChildProcess(document.encode(), ["--core", core] if core else [], (page.descriptor,))
-            self._core.child = child
+            child = ChildProcess(encode_document(document), ["--core", core] if core else [], (page.descriptor,))
+            self._end.child = child
             self.process = EngineProcess(child.pid, page)
         except BaseException:
             self.close()
@@ -130,7 +131,7 @@ class SocketLink:
 
     @property
     def _child(self) -> ChildProcess | None:
-        return self._core.child
+        return self._end.child
 
     @property
     def pid(self) -> int:
@@ -140,20 +141,20 @@ class SocketLink:
         return self._child.pid
 
     def send(self, *messages: ToCore) -> None:
-        with self._core.turn:
+        with self._end.turn:
             if not self._is_over:
                 # of none `receive` is about to say so
-                self.process.num_sent += self._core.send(*messages)
+                self.process.num_sent += self._end.send(*messages)
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         """Nothing after `close`, which another thread may call meanwhile."""
-        with self._core.turn:
+        with self._end.turn:
             return self._receive(timeout)
 
     def _receive(self, timeout: float | None) -> list[ToClient]:
         if self._is_over:
             return []
-        messages = self._core.received()
+        messages = self._end.received()
         while not messages:
             if self._child is None or self._child.has_ended:
                 return self._last_words()
@@ -166,7 +167,7 @@ class SocketLink:
             timeout = 0 if timeout is not None else None
             if self._is_over:
                 return []
-            messages = self._core.received()
+            messages = self._end.received()
         return messages
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
@@ -179,7 +180,7 @@ class SocketLink:
         return (int(self._socket.FD), self._child.end_descriptor)
 
     def statistics(self) -> dict[str, float]:
-        return self._core.incoming.statistics()
+        return self._end.incoming.statistics()
 
     def close(self) -> None:
         self._is_over = True
@@ -189,7 +190,7 @@ class SocketLink:
         """What a process that has ended still said, closed by the failure that its end is."""
         messages: list[ToClient] = []
         while self._socket.poll(_LAST_WORDS_MILLISECONDS):
-            messages += self._core.received()
+            messages += self._end.received()
         self._is_over = True
         if not any(isinstance(message, EngineFailed) for message in messages):
             assert self._child is not None

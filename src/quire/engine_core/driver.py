@@ -68,7 +68,7 @@ class Core(Protocol):
         """All that `watch_cache` has told of and that is still there; None: nothing, or nobody has asked for it."""
 
     def loss_descriptors(self) -> tuple[int, ...]:
-        """Files that become readable when a worker is lost."""
+        """Files that become readable when a worker is lost: they wake a sleeping core, and `step` then looks."""
 
     def check_workers(self) -> None:
         """Raises if one is."""
@@ -81,7 +81,7 @@ class CoreDriver:
     """One core and its unsent answers. After a failure it has no work and takes no more messages."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        self.core = core
         self._outbox: list[ToClient] = [core.ready]
         self._num_steps = 0
         self.is_dead = False
@@ -97,24 +97,8 @@ class CoreDriver:
         return cls(getattr(importlib.import_module(module), function)(config))
 
     @property
-    def ready(self) -> EngineReady:
-        return self._core.ready
-
-    @property
     def has_work(self) -> bool:
-        return not self.is_dead and self._core.has_work
-
-    def held_in_cache(self) -> CacheChanged | None:
-        """As the core does."""
-        return self._core.held_in_cache()
-
-    def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
-        """As the core does."""
-        self._core.watch_steps(on_step)
-
-    def loss_descriptors(self) -> tuple[int, ...]:
-        """What wakes a sleeping core whose worker is lost: `step` then looks."""
-        return self._core.loss_descriptors()
+        return not self.is_dead and self.core.has_work
 
     def handle(self, message: ToCore) -> None:
         if self.is_dead:
@@ -131,7 +115,7 @@ class CoreDriver:
             return
         self._num_steps += 1
         try:
-            outputs = self._core.step()
+            outputs = self.core.step()
         except BaseException as error:  # of whatever kind: all who wait would wait for ever
             self._die(error, f"in step {self._num_steps}")
             return
@@ -144,7 +128,7 @@ class CoreDriver:
         if self.is_dead:
             return None
         try:
-            return self._core.tend(time.monotonic())
+            return self.core.tend(time.monotonic())
         except Exception as error:
             self._die(error, "while it gave memory back")
             return None
@@ -154,7 +138,7 @@ class CoreDriver:
         if self.is_dead:
             return
         try:
-            self._core.check_workers()
+            self.core.check_workers()
         except Exception as error:
             self._die(error, "while it had no work")
 
@@ -165,19 +149,19 @@ class CoreDriver:
 
     def shutdown(self) -> None:
         self.is_dead = True
-        self._core.shutdown()
+        self.core.shutdown()
 
     def _dispatch(self, message: ToCore) -> None:
         match message:
             case EngineRequest():
                 failpoint("receive_request", (message.request_id,))
-                self._core.add(message)
+                self.core.add(message)
             case ExtendRequest():
-                self._core.extend(message)
+                self.core.extend(message)
             case PermitTokens():
-                self._core.permit(message)
+                self.core.permit(message)
             case AbortRequests():
-                self._core.abort(message)
+                self.core.abort(message)
             case ControlCall():
                 self.times.ends("receive")
                 self._outbox.append(self._control(message))
@@ -188,7 +172,7 @@ class CoreDriver:
         try:
             if (operation := self.operations.get(call.name)) is not None:
                 return ControlReply(call_id=call.call_id, result=operation(**call.args))
-            return ControlReply(call_id=call.call_id, result=self._core.control(call.name, call.args))
+            return ControlReply(call_id=call.call_id, result=self.core.control(call.name, call.args))
         except EngineDeadError as error:
             self._die(error, f"in {call.name}")
             return ControlReply(call_id=call.call_id, error=str(error))
@@ -206,7 +190,7 @@ class CoreDriver:
         reason = f"the engine could not take this {kind} ({type(error).__name__})."
         try:
             for request_id, num_outputs in _requests_of(message).items():
-                self._core.fail(request_id, reason, num_outputs)
+                self.core.fail(request_id, reason, num_outputs)
         except Exception as second:
             self._die(second, f"while it took a {kind}")
 

@@ -94,10 +94,11 @@ class FurtherClients:
         self._poller.register(socket, zmq.POLLIN)
         client = self.clients[number] = _Client(number, socket, self._driver.times)
         # how it was built is told once
-        ready = msgspec.structs.replace(self._driver.ready, first_request_id=first_request_id_of(number), report=[])
+        core = self._driver.core
+        ready = msgspec.structs.replace(core.ready, first_request_id=first_request_id_of(number), report=[])
         client.send(ready)
         # it routes by what replicas hold, and has missed how that came
-        if (held := self._driver.held_in_cache()) is not None:
+        if (held := core.held_in_cache()) is not None:
             client.send(held)
         return True
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import BinaryIO
 
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine_core.pulse import NO_PAGE
-from quire.processes.documents import encode_document, read_document
 
 
 class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -20,10 +18,3 @@ class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # where to write the pulse (pulse.py)
     pulse_descriptor: int = NO_PAGE
     log_level: int = logging.WARNING
-
-    def encode(self) -> bytes:
-        return encode_document(self)
-
-    @classmethod
-    def read(cls, file: BinaryIO) -> LaunchDocument:
-        return read_document(file, cls)

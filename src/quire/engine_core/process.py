@@ -30,6 +30,7 @@ from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, 
 from quire.observability.background_log import BackgroundHandler
 from quire.observability.logging import line_formatter
 from quire.observability.step_times import NoStepTimes
+from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
 # Time for the last message to reach a parent that is there.
@@ -146,8 +147,8 @@ class CoreSocket:
 
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
-    driver.watch_steps(pulse.begins)
-    for descriptor in driver.loss_descriptors():
+    driver.core.watch_steps(pulse.begins)
+    for descriptor in driver.core.loss_descriptors():
         link.watch(descriptor)
     link.further.serve(driver)
     link.times = driver.times
@@ -213,7 +214,7 @@ def main() -> NoReturn:
     log = BackgroundHandler(sys.stderr)
     log.setFormatter(line_formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[log])
-    document = LaunchDocument.read(sys.stdin.buffer)
+    document = read_document(sys.stdin.buffer, LaunchDocument)
     if arguments.core is None and document.config.worker.grid.size == 1:
         # Ranks have processes of their own; another core is somebody's own, and may have no worker.
         threading.Thread(target=load_torch_library, name="quire-torch-library", daemon=True).start()

@@ -17,11 +17,11 @@ import mmap
 import os
 import signal
 import struct
-import sys
-import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.processes.nameless_file import nameless_file
 
 if TYPE_CHECKING:
     from quire.messages import SchedulerOutput
@@ -71,7 +71,7 @@ class PulsePage:
     """The parent's side: makes the file, reads it, closes it."""
 
     def __init__(self) -> None:
-        self.descriptor = _nameless_file()
+        self.descriptor = nameless_file("quire-pulse", size=_PAGE_BYTES)
         # faulthandler writes where the file stands, which both processes share
         os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
         self._page = mmap.mmap(self.descriptor, _PAGE_BYTES)
@@ -174,16 +174,6 @@ class PulseWriter:
 
 def _steps_of(numbers: memoryview[int]) -> memoryview[int]:
     return numbers[_NUMBERS_BYTES // 8 : (_NUMBERS_BYTES + NUM_BYTES) // 8]
-
-
-def _nameless_file() -> int:
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("quire-pulse")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, _PAGE_BYTES)
-    return descriptor
 
 
 class LastSteps:

@@ -31,7 +31,7 @@ from quire.interfaces.gateway.processes.channel import Answers, Channel, Channel
 from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import HandedOn
 from quire.interfaces.gateway.processes.kept_counts import Answer, KeptCounts
-from quire.interfaces.gateway.processes.nameless_file import nameless_file
+from quire.processes.nameless_file import nameless_file
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.gateway.processes.sibling_answers import answers_of
 from quire.interfaces.server.http_server import HttpServer

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from quire.interfaces.gateway.processes.nameless_file import nameless_file
+from quire.processes.nameless_file import nameless_file
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, STATELESS_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.process_role import HandOn

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from quire.interfaces.gateway.access.ledger import TokenBucket, parts_of
-from quire.interfaces.gateway.processes.nameless_file import nameless_file
+from quire.processes.nameless_file import nameless_file
 
 _KINDS = ("requests", "tokens", "in_flight")
 _CELL_BYTES = 8
