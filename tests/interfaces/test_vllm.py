@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.pages import coming_from
 
 import quire.interfaces.llm as our
 import quire.vllm as vllm
-from quire.interfaces.compat import page
 from quire.interfaces.compat.vllm_engine import _forms_of, _Profile
 from quire.interfaces.tokenizer import OwnTokenizer
 from quire.sampling_params import SamplingParams
@@ -274,8 +274,8 @@ def test_tokenizers_agree(llm):
 
 
 def test_the_page_about_names_is_up_to_date():
-    written = (Path(__file__).parents[2] / "docs" / page.NAME).read_text(encoding="utf-8")
-    assert written == page.markdown(), "run: python -m quire.interfaces.compat.page --write docs"
+    written = (Path(__file__).parents[2] / "docs" / coming_from.NAME).read_text(encoding="utf-8")
+    assert written == coming_from.markdown(), "run: python -m tests.pages --write docs"
 
 
 def test_all_log_probabilities_of_an_engine_in_its_own_process():

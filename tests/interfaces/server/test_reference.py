@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.pages.tables import page_of, tables, write
 
-from quire.interfaces.gateway.reference import page_of, tables, write
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 def test_a_table_is_in_the_documentation(title):
     page = DOCS / page_of(title)
     assert f"## {title}\n\n{tables()[title]}\n" in page.read_text(encoding="utf-8"), (
-        f"{page.name}: run `python -m quire.interfaces.gateway.reference --write docs`"
+        f"{page.name}: run `python -m tests.pages --write docs`"
     )
 
 

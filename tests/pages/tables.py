@@ -1,16 +1,8 @@
-"""The tables of docs/fields.md and metrics.md, made from the code.
-
-    python -m quire.interfaces.gateway.reference                 prints them
-    python -m quire.interfaces.gateway.reference --write docs    puts them into the pages, in place of the old ones
-
-A test compares them with the pages, so a field or a metric that is added here cannot be missing there.
-"""
+"""The tables of docs/fields.md and metrics.md, made from the code."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -206,25 +198,3 @@ def _with_table(page: str, title: str, table: str, name: str) -> str:
         raise ValueError(f"{name}: has {len(places)} headings {title!r}. Write one, with an empty line behind it.")
     start, end = places[0].span(1)
     return f"{page[:start]}{table}\n{page[end:]}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="The tables of the documentation that are made from the server's code."
-    )
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="puts them into the pages of this folder (docs)")
-    folder = parser.parse_args().write
-    if folder is None:
-        for title, table in tables().items():
-            print(f"{title}\n\n{table}\n")
-        return 0
-    try:
-        print(f"changed: {', '.join(write(folder)) or 'nothing'}")
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

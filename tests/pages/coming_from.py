@@ -1,13 +1,8 @@
-"""docs/coming-from.md, made of the tables of this folder: `python -m quire.interfaces.compat.page --write docs`.
-
-A test fails when the page is out of date.
-"""
+"""docs/coming-from.md, made of the tables of names in `interfaces/compat`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from quire.config.engine_options import EngineOptions
 from quire.config.option import Option, options_of
@@ -19,8 +14,8 @@ NAME = "coming-from.md"
 _OPENING = """\
 # Coming from vLLM
 
-Made by `python -m quire.interfaces.compat.page --write docs` from the tables that the command line and `quire.vllm`
-use themselves. What has the same name and meaning on both sides is not listed (docs/options.md has all of ours).
+Made by `python -m tests.pages --write docs` from the tables that the command line and `quire.vllm` use themselves. What
+has the same name and meaning on both sides is not listed (docs/options.md has all of ours).
 
 - **A command line**: `vllm serve ...` becomes `quire serve ...`. Options that change nothing here are named once, in
   one line; what cannot be had ends the start with the reason. `VLLM_API_KEY` is read as well.
@@ -122,17 +117,3 @@ def _parameters() -> Iterator[str]:
 
 def _own() -> dict[str, Option]:
     return options_of(EngineOptions) | options_of(ServerOptions)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The page about names of other engines.")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write it there; else it is printed")
-    folder = parser.parse_args().write
-    if folder is None:
-        print(markdown(), end="")
-    else:
-        (folder / NAME).write_text(markdown(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
