@@ -94,13 +94,11 @@ class PoolingList(ListOf[Numbers]):
     """The answer of /pooling."""
 
 
-@router.post("/classify", openapi_extra=described(request=ClassifyRequest, answer=ClassificationList))
-async def classify_without_version(request: Request) -> Response:
-    """As /v1/classify."""
-    return await CLASSIFY_ENDPOINT.respond(request)
+_CLASSIFY = described(request=ClassifyRequest, answer=ClassificationList)
 
 
-@router.post("/v1/classify", openapi_extra=described(request=ClassifyRequest, answer=ClassificationList))
+@router.post("/classify", name="classify_without_version", openapi_extra=_CLASSIFY)
+@router.post("/v1/classify", openapi_extra=_CLASSIFY)
 async def classify(request: Request) -> Response:
     """Labels of texts."""
     return await CLASSIFY_ENDPOINT.respond(request)

@@ -106,31 +106,20 @@ class Ranking(msgspec.Struct):
     results: list[Ranked]
 
 
-@router.post("/score", openapi_extra=described(request=ScoreRequest, answer=ScoreList))
-async def create_scores_without_version(request: Request) -> Response:
-    """As /v1/score."""
-    return await SCORE_ENDPOINT.respond(request)
+_SCORE = described(request=ScoreRequest, answer=ScoreList)
+_RERANK = described(request=RerankRequest, answer=Ranking)
 
 
-@router.post("/v1/score", openapi_extra=described(request=ScoreRequest, answer=ScoreList))
+@router.post("/score", name="create_scores_without_version", openapi_extra=_SCORE)
+@router.post("/v1/score", openapi_extra=_SCORE)
 async def create_scores(request: Request) -> Response:
     """How well texts go together."""
     return await SCORE_ENDPOINT.respond(request)
 
 
-@router.post("/rerank", openapi_extra=described(request=RerankRequest, answer=Ranking))
-async def rerank_without_version(request: Request) -> Response:
-    """As /v1/rerank."""
-    return await RERANK_ENDPOINT.respond(request)
-
-
-@router.post("/v2/rerank", openapi_extra=described(request=RerankRequest, answer=Ranking))
-async def rerank_of_cohere(request: Request) -> Response:
-    """As /v1/rerank."""
-    return await RERANK_ENDPOINT.respond(request)
-
-
-@router.post("/v1/rerank", openapi_extra=described(request=RerankRequest, answer=Ranking))
+@router.post("/rerank", name="rerank_without_version", openapi_extra=_RERANK)
+@router.post("/v2/rerank", name="rerank_of_cohere", openapi_extra=_RERANK)
+@router.post("/v1/rerank", openapi_extra=_RERANK)
 async def rerank(request: Request) -> Response:
     """Documents in the order in which they answer a query."""
     return await RERANK_ENDPOINT.respond(request)
