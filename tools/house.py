@@ -32,6 +32,7 @@ GENERATED_PAGES = (
     "models.md",
     "options.md",
     "gpu-kernels.md",
+    "vllm-tests.md",
     "metrics.md",
     "fields.md",
     "log.md",
