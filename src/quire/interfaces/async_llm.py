@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -222,7 +223,7 @@ class AsyncLLM:
 
             self._renderer = await asyncio.to_thread(Renderer.from_config, self.config)
         self.hooks.renderer = self._renderer
-        self._client.watch_losses(self._lost)
+        self._client.watch_losses(self._teller_of_losses())
         ready = await self._client.wait_ready()
         log_report(ready)
         if self._parts is None:
@@ -316,6 +317,17 @@ class AsyncLLM:
         losses = self._losses
         self._losses = []
         return losses
+
+    def _teller_of_losses(self) -> Callable[[Loss], None]:
+        """The link must not keep an engine that is forgotten, and then ends."""
+        its = weakref.ref(self)
+
+        def tell(loss: Loss) -> None:
+            engine = its()
+            if engine is not None:
+                engine._lost(loss)
+
+        return tell
 
     def _lost(self, loss: Loss) -> None:
         self._losses.append(loss)
