@@ -49,7 +49,6 @@ from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import (
     Prompt,
     are_vectors,
-    checked_cache_salt,
     images_of,
     render,
     salt_of,
@@ -59,7 +58,7 @@ from quire.interfaces.prompts import (
 )
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
-from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.requests import PreparedRequest, checked_cache_salt
 from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured, default_sampling_params, log_report
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
@@ -78,12 +77,13 @@ from quire.outputs import (
     Transcript,
 )
 from quire.pooling_params import PoolingParams
+from quire.renderer import RenderedPrompt
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine_client.engine_process import EngineProcess
     from quire.engine_client.replica_link import Loss
-    from quire.renderer import RenderedPrompt, Renderer
+    from quire.renderer import Renderer
     from quire.renderer.sounds import Sound
 
 _T = TypeVar("_T")
@@ -370,14 +370,16 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         parts = await self._started()
-        text, token_ids, media = await self._rendered(prompt, parts)
+        rendered = prompt if isinstance(prompt, RenderedPrompt) else await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
         if isinstance(params, GenerationParams) and params.structured_outputs is not None:
             await parts.structured.check(self, params)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
+        if isinstance(prompt, Mapping):
+            cache_salt = salt_of(prompt, cache_salt)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
         adapter = await parts.adapters.number_of(self, lora_request) if lora_request is not None else 0
-        request = parts.maker.make(token_ids, params, media=media, adapter=adapter, **whose)
-        return PreparedRequest(request, text, params.logprobs is not None)
+        request = parts.maker.make(rendered.token_ids, params, media=rendered.media, adapter=adapter, **whose)
+        return PreparedRequest(request, rendered.text, params.logprobs is not None)
 
     async def receive(
         self,
@@ -554,8 +556,7 @@ class AsyncLLM:
         rendered = await self._rendered(prompt, parts)
         adapter = await parts.adapters.number_of(self, lora_request)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        whose |= {"adapter": adapter, "second_start": getattr(prompt, "second_start", 0)}
-        return parts.embeddings.prepare(*rendered, pooling_params, task, **whose)
+        return parts.embeddings.prepare(rendered, pooling_params, task, adapter=adapter, **whose)
 
     @property
     def class_labels(self) -> ClassLabels:
@@ -744,10 +745,8 @@ class AsyncLLM:
             gatherer.add(delta)
         return gatherer.gathered()
 
-    async def _rendered(
-        self, prompt: Prompt | RenderedPrompt, parts: EngineParts
-    ) -> tuple[str | None, list[int], list[Any]]:
-        """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
+    async def _rendered(self, prompt: Prompt | RenderedPrompt, parts: EngineParts) -> RenderedPrompt:
+        """A long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
         sources = self.renderer.media_sources("", images_of(prompt), videos_of(prompt))

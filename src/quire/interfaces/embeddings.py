@@ -22,6 +22,7 @@ from quire.errors import EngineDeadError, QuireError, RequestError, RequestFaile
 from quire.interfaces.class_labels import EMBED, ClassLabels, cosine
 from quire.interfaces.own_pooling import OwnPooling, own_pooling
 from quire.interfaces.requests import PreparedRequest, RequestMaker
+from quire.messages import EngineRequest
 from quire.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -33,6 +34,7 @@ from quire.outputs import (
     ScoringRequestOutput,
 )
 from quire.pooling_params import CLS, LAST, MEAN, PoolingParams
+from quire.renderer import RenderedPrompt
 from quire.sampling_params import SamplingParams
 
 # Nothing is sampled; the core still asks every request how it would be.
@@ -65,9 +67,7 @@ class Embeddings:
 
     def prepare(
         self,
-        text: str | None,
-        token_ids: list[int],
-        media: list[Any],
+        prompt: RenderedPrompt,
         params: PoolingParams | None,
         task: str = EMBED,
         **request: Any,
@@ -78,16 +78,19 @@ class Embeddings:
             raise RequestError(f"pooling_params={params!r}: must be PoolingParams.", param="pooling_params")
         self.labels.check(task)
         if task == EMBED:
-            return self._vector(text, token_ids, media, params, request)
+            return self._vector(prompt, params, request)
         labels = self.labels
         head: dict[str, Any] = {"label_token_ids": labels.token_ids, "is_classified": not labels.token_ids}
-        made = self._maker.make(token_ids, _NO_SAMPLING, media=media, pooling=labels.pooling, **head, **request)
+        made = self._made(prompt, pooling=labels.pooling, **head, **request)
         finish = partial(labels.finished, use_activation=params.use_activation is not False)
-        return PreparedEmbedding(made, text, shows_logprobs=False, finish=finish)
+        return PreparedEmbedding(made, prompt.text, shows_logprobs=False, finish=finish)
 
-    def _vector(
-        self, text: str | None, token_ids: list[int], media: list[Any], params: PoolingParams, request: dict[str, Any]
-    ) -> PreparedEmbedding:
+    def _made(self, prompt: RenderedPrompt, **request: Any) -> EngineRequest:
+        return self._maker.make(
+            prompt.token_ids, _NO_SAMPLING, media=prompt.media, second_start=prompt.second_start, **request
+        )
+
+    def _vector(self, prompt: RenderedPrompt, params: PoolingParams, request: dict[str, Any]) -> PreparedEmbedding:
         # who says how is not asked how the authors would
         own = OwnPooling(params.pooling) if params.pooling else self._own_pooling()
         if own.how == CLS and not self._facts.sees_all:
@@ -95,9 +98,9 @@ class Embeddings:
                 "pooling=cls: the first token of this model has seen no other. Take last or mean.", param="pooling"
             )
         _check_dimensions(params, self._size if not own.dense else len(own.dense[-1].weight))
-        made = self._maker.make(token_ids, _NO_SAMPLING, media=media, pooling=own.how, **request)
+        made = self._made(prompt, pooling=own.how, **request)
         finish = partial(_finished, params=params, own=own)
-        return PreparedEmbedding(made, text, shows_logprobs=False, finish=finish, is_long=bool(own.dense))
+        return PreparedEmbedding(made, prompt.text, shows_logprobs=False, finish=finish, is_long=bool(own.dense))
 
     def _own_pooling(self) -> OwnPooling:
         if self._own is None:

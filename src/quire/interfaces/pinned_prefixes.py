@@ -95,11 +95,10 @@ class PinnedPrefixes:
         length = self._maker.limits.max_model_len
         if _is_chat(prompt):
             rendered = self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length)
-            check_no_media(rendered.media, "a pinned prefix")
-            return rendered.token_ids
-        _, token_ids, media = render(prompt, self._renderer, length)
-        check_no_media(media, "a pinned prefix")
-        return token_ids
+        else:
+            rendered = render(prompt, self._renderer, length)
+        check_no_media(rendered.media, "a pinned prefix")
+        return rendered.token_ids
 
     async def pin(
         self, engine: EngineCalls, token_ids: list[int], name: str | None = None, cache_salt: str = ""

@@ -7,11 +7,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.errors import RequestError, suggestion
-from quire.parameter_checks import check_encodable, plain
+from quire.renderer import RenderedPrompt
 from quire.renderer.image_parts import NOTHING_FETCHED
 
 if TYPE_CHECKING:
-    from quire.renderer import RenderedPrompt, Renderer
+    from quire.renderer import Renderer
 
 # a text, {"prompt": text}, {"prompt_token_ids": ids}, {"prompt_embeds": vectors}, or ids themselves; a mapping may also
 # hold "cache_salt"
@@ -41,14 +41,16 @@ def text_of(prompt: object) -> str | None:
 
 def render(
     prompt: Any, renderer: Renderer, max_tokens: int, fetched: Mapping[str, bytes] = NOTHING_FETCHED
-) -> tuple[str | None, list[int], list[Any]]:
-    """(text, token ids, media) of a prompt in any form, also of one that was rendered before.
+) -> RenderedPrompt:
+    """A prompt in any form, also one that was rendered before. `text` is that of the user, if there is one.
 
     A text that cannot be max_tokens or fewer is refused before it is tokenised. `fetched`: by URLs of its images.
     """
+    if isinstance(prompt, RenderedPrompt):
+        return prompt
     text = text_of(prompt)
     if text is not None:
-        rendered: RenderedPrompt = renderer.render_prompt(
+        rendered = renderer.render_prompt(
             text,
             max_tokens=max_tokens,
             images=images_of(prompt),
@@ -56,22 +58,19 @@ def render(
             fetched=fetched,
             sound=sound_of(prompt),
         )
-        return text, rendered.token_ids, rendered.media
+        rendered.text = text
+        return rendered
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
         if _VECTORS in prompt:
-            rendered = renderer.render_vectors(prompt[_VECTORS], max_tokens)
-            return None, rendered.token_ids, rendered.media
+            return renderer.render_vectors(prompt[_VECTORS], max_tokens)
         if "prompt_token_ids" in prompt:
             ids = _ids(prompt["prompt_token_ids"])
-            rendered = renderer.render_tokens(
+            return renderer.render_tokens(
                 ids, images_of(prompt), max_tokens, fetched, sound_of(prompt), videos_of(prompt)
             )
-            return None, rendered.token_ids, rendered.media
-    elif hasattr(prompt, "token_ids"):
-        return prompt.text, prompt.token_ids, prompt.media
     elif is_token_ids(prompt) or (isinstance(prompt, list | tuple) and not prompt):
-        return None, list(prompt), []
+        return RenderedPrompt(list(prompt))
     hint = _LIST_HINT if isinstance(prompt, Iterator) else ""
     hint += _ITERATOR_HINT if isinstance(prompt, AsyncIterable | Iterator) else ""
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
@@ -138,19 +137,6 @@ def salt_of(prompt: object, asked: str | None = None) -> Any:
             param=_SALT,
         )
     return salt
-
-
-def checked_cache_salt(cache_salt: Any) -> str:
-    """As a plain text; None means none. A session asks before its first request."""
-    cache_salt = "" if cache_salt is None else plain(cache_salt)
-    if not isinstance(cache_salt, str):
-        raise RequestError(
-            f"cache_salt={cache_salt!r}: must be a text; only requests of the same one share the prefix cache. Leave "
-            "it out to share with all that have none.",
-            param="cache_salt",
-        )
-    check_encodable("cache_salt", cache_salt)
-    return cache_salt
 
 
 def check_unsalted(prompt: object, why: str) -> None:

@@ -18,10 +18,9 @@ import numpy as np
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
-from quire.interfaces.prompts import checked_cache_salt
 from quire.logits_processors import check_known
 from quire.messages import EngineRequest, Media, Tenancy
-from quire.parameter_checks import plain
+from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
 from quire.thought_marks import ThoughtMarks, no_marks
 
@@ -70,7 +69,6 @@ class Asked:
     sampling: SamplingParams
     media: list[Any]
     priority: int = 0
-    cache_salt: str = ""
     # its tokens are kept for others, or are to come in pieces
     is_open: bool = False
     # kept by the core under the handle that the request continues; its prompt comes after them
@@ -286,10 +284,6 @@ def _check_priority(asked: Asked, limits: Limits) -> None:
         )
 
 
-def _check_cache_salt(asked: Asked, limits: Limits) -> None:
-    checked_cache_salt(asked.cache_salt)
-
-
 def _check_processors(asked: Asked, limits: Limits) -> None:
     if asked.sampling.logits_processors is not None:
         check_known(asked.sampling.logits_processors, takes_functions=limits.is_here)
@@ -396,7 +390,6 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_logprobs,
     _check_num_sequences,
     _check_priority,
-    _check_cache_salt,
     _check_sizes,
     _check_sampling_ids,
     _check_processors,
@@ -483,13 +476,12 @@ class RequestMaker:
             source = prompt_token_ids
             prompt_token_ids = [*source, self.limits.decoder_start_token_id]
         priority = plain(priority)
-        cache_salt = "" if cache_salt is None else plain(cache_salt)
+        cache_salt = checked_cache_salt(cache_salt)
         asked = Asked(
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             media=media or [],
             priority=priority,
-            cache_salt=cache_salt,
             is_open=not is_final or keep is not None,
             num_kept_tokens=num_kept_tokens,
             beams=beams,
@@ -550,6 +542,19 @@ class RequestMaker:
         # what becomes a vector may leave no room, and needs none
         room = max(1, self.limits.max_model_len - num_prompt_tokens)
         return room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+
+
+def checked_cache_salt(cache_salt: Any) -> str:
+    """As a plain text; None means none. A session asks before its first request."""
+    cache_salt = "" if cache_salt is None else plain(cache_salt)
+    if not isinstance(cache_salt, str):
+        raise RequestError(
+            f"cache_salt={cache_salt!r}: must be a text; only requests of the same one share the prefix cache. Leave "
+            "it out to share with all that have none.",
+            param="cache_salt",
+        )
+    check_encodable("cache_salt", cache_salt)
+    return cache_salt
 
 
 def _sampling_of(params: GenerationParams) -> SamplingParams:

@@ -214,9 +214,9 @@ class AsyncSession:
         length = self._sessions.maker.limits.max_model_len
         if text is not None and self._token_ids:
             return text, self._sessions.renderer.render_continuation(text, max_tokens=length)
-        text, token_ids, media = render(prompt, self._sessions.renderer, length)
-        check_no_media(media, "a turn of a session")
-        return text, token_ids
+        rendered = render(prompt, self._sessions.renderer, length)
+        check_no_media(rendered.media, "a turn of a session")
+        return rendered.text, rendered.token_ids
 
     async def _checked(
         self,

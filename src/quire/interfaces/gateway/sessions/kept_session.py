@@ -19,6 +19,7 @@ from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.generation import Generation, OutputObserver
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.session import AsyncSession
+from quire.renderer import RenderedPrompt
 
 
 class Kind(enum.StrEnum):
@@ -143,11 +144,11 @@ class TurnEngine:
         return getattr(self._engine, name)
 
     async def prepare(
-        self, prompt: list[int], sampling_params: Any, *, lora_request: Adapter | None = None, **settings: Any
+        self, prompt: RenderedPrompt, sampling_params: Any, *, lora_request: Adapter | None = None, **settings: Any
     ) -> WholePrompt:
         """Checked as a request of its own would be: length, parameters, form."""
         await self._engine.prepare(prompt, sampling_params, lora_request=lora_request, **settings)
-        return WholePrompt(prompt, sampling_params, lora_request)
+        return WholePrompt(prompt.token_ids, sampling_params, lora_request)
 
     async def open_all(self, prepared: Sequence[WholePrompt], observer: OutputObserver) -> Generation:
         """A session takes one prompt at a time."""

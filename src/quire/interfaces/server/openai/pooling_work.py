@@ -67,11 +67,6 @@ class PoolingInput:
     name: str
 
     @property
-    def given(self) -> RenderedPrompt | list[int]:
-        """What the engine is given: tokens alone, where there is nothing to say of them."""
-        return self.prompt if self.prompt.second_start else self.prompt.token_ids
-
-    @property
     def num_tokens(self) -> int:
         return len(self.prompt.token_ids)
 
@@ -231,7 +226,7 @@ class PoolingWork:
         reason = "abort"
         try:
             with in_words_of({"prompt": one.name}):
-                output = await self._model.engine.embed(one.given, self._params, on_start=started, **self._asked)
+                output = await self._model.engine.embed(one.prompt, self._params, on_start=started, **self._asked)
             reason = "stop"
             return output
         except Exception:

@@ -116,7 +116,8 @@ class Work:
         transfer = transfer_of(body, model)
         try:
             for prompt in prompts:
-                prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **whose)))
+                rendered = RenderedPrompt(prompt) if isinstance(prompt, list) else prompt
+                prepared.append(transfer.prepared(await model.engine.prepare(rendered, params, **whose)))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
