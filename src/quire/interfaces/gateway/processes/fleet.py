@@ -31,7 +31,6 @@ from quire.interfaces.gateway.processes.channel import Answers, Channel, Channel
 from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import HandedOn
 from quire.interfaces.gateway.processes.kept_counts import Answer, KeptCounts
-from quire.processes.nameless_file import nameless_file
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.gateway.processes.sibling_answers import answers_of
 from quire.interfaces.server.http_server import HttpServer
@@ -39,6 +38,7 @@ from quire.interfaces.server.options import ServerOptions
 from quire.messages import MOST_CLIENTS
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
+from quire.processes.nameless_file import nameless_file
 
 logger = logging.getLogger("quire.server")
 

@@ -13,10 +13,10 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from quire.processes.nameless_file import nameless_file
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, STATELESS_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.process_role import HandOn
+from quire.processes.nameless_file import nameless_file
 
 _MARK = b"c"
 # What each process answers; everything else is the first one's.
