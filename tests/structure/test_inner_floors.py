@@ -15,7 +15,7 @@ FLOORS = {
         ("run",),
         ("processes",),
         ("app",),
-        ("reference", "services"),
+        ("services",),
         ("batches",),
         ("files", "responses", "sessions"),
         ("access", "storage", "welcome"),
