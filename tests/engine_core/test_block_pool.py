@@ -81,6 +81,14 @@ class PoolMachine(RuleBasedStateMachine):
     def forget_one(self, data: st.DataObject) -> None:
         self.pool.forget(data.draw(st.sampled_from(self.held)))
 
+    @rule(numbers=st.sets(st.integers(0, 12)))
+    def hide(self, numbers: set[int]) -> None:
+        num_cached = self.pool.num_cached
+        names = [str(number).encode() for number in sorted(numbers)]
+        self.pool.hide(names)
+        assert [self.pool.find((0, name)) for name in names] == [None] * len(names)
+        assert self.pool.num_cached == num_cached
+
     @rule(number=st.integers(0, 12))
     def revive(self, number: int) -> None:
         block = self.pool.find((0, str(number).encode()))
@@ -153,3 +161,20 @@ def test_a_twin_that_nobody_holds_makes_way() -> None:
     pool.hold(int_array([second]))
     assert not pool.register(third, key)
     pool.check_invariants(int_array([0, 1, 1]))
+
+
+def test_what_is_hidden_is_not_found_and_gives_way_in_its_turn() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.register(block, (0, bytes([block])))
+    for block in blocks:
+        pool.release(int_array([block]))
+    pool.hide([bytes([blocks[0]]), bytes([blocks[1]])])
+    assert [pool.find((0, bytes([block]))) for block in blocks] == [None, None, blocks[2]]
+    assert pool.num_cached == 3
+    assert pool.allocate(2) == blocks[:2]
+    assert pool.num_evictions == 2
+    # whoever has the name next is found
+    assert pool.register(blocks[1], (0, bytes([blocks[1]])))
+    assert pool.find((0, bytes([blocks[1]]))) == blocks[1]

@@ -10,8 +10,9 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from quire.messages import DecodingSpec, EngineRequest
+from quire.messages import DecodingSpec
 from quire.sampling_params import SamplingParams
+from quire.simulation.names import ALL_TOKENS, TracedRequest
 
 # told how many requests have arrived, and at which time
 Progress = Callable[[int, float], None]
@@ -71,14 +72,14 @@ class Requests:
         self._seed = seed
         self._progress = progress
 
-    def __iter__(self) -> Iterator[tuple[EngineRequest, float]]:
+    def __iter__(self) -> Iterator[tuple[TracedRequest, float]]:
         """With their times."""
         for number, arrival in self._arrivals:
             yield self._request(number, arrival), arrival.at
             if self._progress is not None:
                 self._progress(number + 1, arrival.at)
 
-    def take(self, number: int) -> tuple[EngineRequest, float]:
+    def take(self, number: int) -> tuple[TracedRequest, float]:
         """This one; those before it are others'."""
         arrival = next(arrival for place, arrival in self._arrivals if place == number)
         return self._request(number, arrival), arrival.at
@@ -96,24 +97,27 @@ class Requests:
             if self._progress is not None and number + 1 == self.num_requests:
                 self._progress(number + 1, arrival.at)
 
-    def _request(self, number: int, arrival: Arrival) -> EngineRequest:
+    def _request(self, number: int, arrival: Arrival) -> TracedRequest:
         return request_of(arrival, number, self._vocab_size, seed=self._seed)
 
 
-def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0) -> EngineRequest:
+def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0) -> TracedRequest:
     """As a client sends it. The answer has the length that the trace says: nothing else ends it."""
     n = arrival.num_sequences
     sampling = _sampling(n, arrival.num_output_tokens)
     decoding = DecodingSpec(method="beam_search", args={"width": n}) if arrival.is_beam_search else None
     # never sent, so it need not be a list, which would be made an array again
     prompt = cast("list[int]", prompt_of(arrival, number, vocab_size))
-    return EngineRequest(
+    # siblings have the same numbers for what they do not share
+    is_alone = n == 1 and decoding is None
+    return TracedRequest(
         request_id=number,
         prompt_token_ids=prompt,
         sampling=sampling,
         seed=seed + number,
         decoding=decoding,
         priority=arrival.priority,
+        num_common_tokens=sum(length for _, length in arrival.pieces) if is_alone else ALL_TOKENS,
     )
 
 

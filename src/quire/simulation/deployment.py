@@ -25,6 +25,7 @@ from quire.messages import WorkerCapacity
 from quire.simulation.costs.roofline import Efficiency, ModelPart, RooflineCosts
 from quire.simulation.layers import layer_specs
 from quire.simulation.measured import MeasuredSteps
+from quire.simulation.names import TraceHasher
 from quire.simulation.shapes import model_folder
 
 _GIB = 2**30
@@ -63,7 +64,7 @@ class Deployment:
 
     def core(self, clock: VirtualClock) -> EngineCore:
         """A replica with an empty cache."""
-        return build_engine_core(self.config, self.executor(clock), make_half=self.make_half)
+        return build_engine_core(self.config, self.executor(clock), make_half=self.make_half, make_hasher=TraceHasher)
 
     def executor(self, clock: VirtualClock) -> ModelledExecutor:
         return ModelledExecutor(

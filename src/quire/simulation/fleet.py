@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from quire.chain_hashes import ChainHasher, user_key
 from quire.engine_core.executor.modelled import StepWork, VirtualClock
 from quire.messages import EngineRequest
 from quire.routing import POLICIES, Choice, Router
 from quire.simulation.arrivals import Requests
 from quire.simulation.deployment import Deployment
+from quire.simulation.names import TraceHasher, as_it_is
 from quire.simulation.records import EngineWork, Record
-from quire.simulation.replica import Replica, as_it_is
+from quire.simulation.replica import Replica
 from quire.simulation.shard import HASH_KEY, Account, ForkedShard, News, Shard
 
 # of the price of a step of one token: prices that were measured need not rise with the work
@@ -59,7 +59,7 @@ class Fleet:
                 seconds_per_step=self._ready.seconds_per_step,
             )
         self._age = age
-        self._hasher = ChainHasher(config.block_size, HASH_KEY) if config.enable_prefix_caching else None
+        self._hasher = TraceHasher(config.block_size, HASH_KEY) if config.enable_prefix_caching else None
         self._on_end = on_end
         # what was told, until the router hears of it; and those who have ended, until they count
         self._news: list[News] = []
@@ -174,9 +174,7 @@ class Fleet:
     def _names_of(self, request: EngineRequest) -> Sequence[int]:
         if self._hasher is None:
             return ()
-        # requests of a simulation have neither tenants nor images
-        root = self._hasher.root(user_key(request))
-        return list(map(as_it_is, self._hasher.chain(root, request.prompt_token_ids)))
+        return list(map(as_it_is, self._hasher.names_of(request)))
 
     def _tell_router(self, told: News) -> None:
         router = self.router

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 from quire.simulation.gaps import Gaps
 
@@ -26,6 +28,10 @@ class Record:
     num_open: int = 1
     num_sequences: int = 1
 
+    def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
+        """As many values, and not by name: thousands go from one process to another."""
+        return Record, _values_of(self)
+
     @property
     def ttft(self) -> float:
         return self.first_token_at - self.arrived_at
@@ -44,6 +50,9 @@ class Record:
     def normalized_latency(self) -> float:
         """3.6.1: per token of the answer."""
         return self.latency * self.num_sequences / max(1, self.num_output_tokens)
+
+
+_values_of = attrgetter(*Record.__slots__)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from quire.messages import (
     split_sequence_id,
 )
 from quire.simulation.deployment import Deployment
+from quire.simulation.names import as_it_is, common_names, own_names
 from quire.simulation.records import EngineWork, Record
 
 
@@ -54,11 +54,6 @@ class _Foreseen:
 
 # (when, requests whose prompts are computed, requests that ended, changes of the cache): what a router hears
 Tell = Callable[[float, list[int], list[int], list[CacheChanged]], None]
-
-
-def as_it_is(name: bytes) -> int:
-    """For a router in this process the name of a block serves as well as a number of its own, which takes memory."""
-    return cast("int", name)
 
 
 class Replica:
@@ -92,7 +87,11 @@ class Replica:
         assert isinstance(self.core.executor, ModelledExecutor)
         self._executor = self.core.executor
         self._executor.on_step = self._count
-        self._pool = self.core.scheduler.manager.pool
+        manager = self.core.scheduler.manager
+        self._pool = manager.pool
+        # a checkpoint is looked for by its name when it is to go
+        self._may_hide = self._pool.keeps_contents and not manager.num_state_blocks
+        self._block_size = manager.block_size
         self._last_done_at = 0.0
         self._foreseen: _Foreseen | None = None
         self._has_looked = False
@@ -100,7 +99,7 @@ class Replica:
         self._ended: list[int] = []
         self._changes: list[CacheChanged] = []
         if tell is not None:
-            self.core.watch_cache(self._changes.append, as_it_is)
+            self.core.watch_cache(self._hear, as_it_is)
 
     @property
     def num_open(self) -> int:
@@ -317,6 +316,13 @@ class Replica:
         begun = self._begun[sequence_id] = _Begun(record, now)
         return begun
 
+    def _hear(self, change: CacheChanged) -> None:
+        """What others can ask for of this is told."""
+        change.stored = common_names(change.stored)
+        change.removed = common_names(change.removed)
+        if change.stored or change.removed or change.is_cleared:
+            self._changes.append(change)
+
     def _end(self, sequence_id: int, error: str | None, now: float) -> None:
         request_id = split_sequence_id(sequence_id)[0]
         record = self._open[request_id]
@@ -327,6 +333,9 @@ class Replica:
             del self._open[request_id]
             if self._tell is not None:
                 self._ended.append(request_id)
+            if self._may_hide and record.num_sequences == 1:
+                num_tokens = record.num_prompt_tokens + record.num_output_tokens
+                self._pool.hide(own_names(request_id, 0, num_tokens // self._block_size + 1))
             self._on_end(record)
 
     def _count(self, decision: SchedulerOutput, work: StepWork, done_at: float) -> None:

@@ -19,6 +19,8 @@ from quire.engine_core.kv_cache_manager.lost_names import LostNames
 from quire.observability.recorder import Recorder
 
 _known_numbers: list[int] = []
+# the name of a block whose own one nobody asks for any more
+HIDDEN = b""
 
 
 def _numbers_up_to(count: int) -> list[int]:
@@ -170,7 +172,7 @@ class BlockPool:
         self._num_out_of_reach -= self._num_offered(blocks, counts)
         released = blocks[counts == 0].tolist()
         num_free = len(self._free)
-        if any(self._blocks.values()):
+        if self.keeps_contents or any(self._blocks.values()):
             self._give_back(released)
         else:  # none has a name
             self._free += released
@@ -271,12 +273,21 @@ class BlockPool:
         if name is not None:
             self.num_names_lost += 1
             group = self._group_of.pop(block, 0)
-            del self._blocks[group][name]
+            if name != HIDDEN:
+                del self._blocks[group][name]
             self._names[block] = None
             if self._shares is not None:
                 self._shares.unnamed(block)
             if self.changes is not None:
                 self.changes.unnamed((group, name), block)
+
+    def hide(self, names: Sequence[bytes]) -> None:
+        """Nobody will ask for these any more. Their blocks stay what they are, and give way in their turn."""
+        for blocks in self._blocks.values():
+            for name in names:
+                block = blocks.pop(name, None)
+                if block is not None:
+                    self._names[block] = HIDDEN
 
     def discard(self, block: int) -> None:
         """The same of any block: one that nobody holds is free then."""
@@ -313,6 +324,7 @@ class BlockPool:
         )
         entries = [(block, (group, name)) for group, by_name in self._blocks.items() for name, block in by_name.items()]
         named = [block for block, _ in entries]
+        named += [block for block, name in enumerate(self._names) if name == HIDDEN]
         assert all(self.key_of(block) == key for block, key in entries), "keys and blocks do not match"
         assert self._names.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
         assert None not in map(self._names.__getitem__, self._cached), "a cached block has no key"

@@ -77,6 +77,14 @@ class PrefixHasher(ChainHasher):
                 known += self.chain(self.parent(sequence), tokens, contents)
         return known if len(known) == num_blocks else known[:num_blocks]
 
+    def add_next(self, sequence: Sequence, index: int, content: bytes) -> bytes:
+        """The hash of block `index`, the first one that has none, from its tokens."""
+        if sequence.request.message.media:
+            content += self.media_content(sequence.request, index)
+        name = self.digest(self.parent(sequence) + content)
+        sequence.block_hashes.append(name)
+        return name
+
     def parent(self, sequence: Sequence) -> bytes:
         """What the next hash of this sequence is chained to."""
         known = sequence.block_hashes
@@ -320,14 +328,9 @@ class PrefixCache:
         fresh = self._fresh[-1]
         changes = self._pool.changes
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            request = sequence.request
-            held = hasher.parent(sequence) + content[start : start + size]
-            if request.message.media:
-                held += hasher.media_content(request, index)
-            name = hasher.digest(held)
-            sequence.block_hashes.append(name)
+            name = hasher.add_next(sequence, index, content[start : start + size])
             block = sequence.block_tables[0][index]
-            if self._pool.register(block, (0, name), request.owner):
+            if self._pool.register(block, (0, name), sequence.request.owner):
                 fresh[block] = None
                 if changes is not None:
                     changes.stored(0, sequence, index, sequence.block_hashes)
