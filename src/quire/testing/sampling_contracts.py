@@ -18,6 +18,10 @@ from quire.worker.kernels import reference
 
 # Weights of float32, added up in float32 within a chunk of 256.
 TOLERANCE = 5e-6
+# An exponent is a difference and a product, each rounded, and its weight is rounded once more: for two tokens that is
+# so much of one and of their exponent at most, if exp is computed in the usual two steps of float32. Weights of
+# exponents no farther apart may be equal there, or the other way round.
+CLOSE = 4e-7
 NO_LIMIT = 2**62
 VOCAB_SIZES = (1, 50, 2048, 5001, 16_385, 20_011)
 
@@ -151,8 +155,10 @@ def check_choose_tokens(
 
 
 def interval_of(token: int, logits: npt.NDArray[np.float64], limits: Limits) -> tuple[float, float, float]:
-    """Where the running sum of weights enters and leaves the token, and the sum of all that are kept."""
-    weights = np.exp((logits - logits.max()) / float(np.float32(limits.temperature)))
+    """Where the running sum of weights enters and leaves the token, and the sum of all that are kept. In the order of
+    weights a token may change places with another logit whose weight float32 does not tell from its own."""
+    exponents = (logits - logits.max()) / float(np.float32(limits.temperature))
+    weights = np.exp(exponents)
     weights[weights < float(np.float32(limits.min_p))] = 0.0
     has_limit = limits.top_k < len(logits) or limits.top_p < 1.0
     order = np.argsort(-weights, kind="stable") if has_limit else np.arange(len(logits))
@@ -161,8 +167,17 @@ def interval_of(token: int, logits: npt.NDArray[np.float64], limits: Limits) -> 
     if limits.top_p < 1.0:
         last = min(last, int((sums < limits.top_p * sums[last]).sum()))
     place = int(np.flatnonzero(order == token)[0])
-    start, end = (min(float(sum_), float(sums[last])) for sum_ in (sums[place] - weights[token], sums[place]))
-    return start, end, float(sums[last])
+    start = sums[place] - weights[token]
+    end = sums[place]
+    if has_limit:
+        is_close = np.abs(exponents - exponents[token]) <= CLOSE * (1.0 - exponents[token])
+        is_close &= logits != logits[token]
+        before = order[:place]
+        behind = order[place + 1 :]
+        start -= weights[before][is_close[before]].sum()
+        end += weights[behind][is_close[behind]].sum()
+    mass = float(sums[last])
+    return min(float(start), mass), min(float(end), mass), mass
 
 
 def check_mixed_rows(kernels: SamplingKernels, dtype: torch.dtype) -> None:

@@ -165,6 +165,21 @@ def test_the_suite_can_fail():
         contracts.check_best_tokens(LastOfEquals(), torch.float32, 50)
 
 
+def test_only_what_float32_cannot_tell_apart_has_two_places():
+    """Of tokens 1 and 2 it cannot, of 3 and 4 it can; 5 and 6 are equal, and 7 lies beyond top_k."""
+    logits = np.array([3.0, 2.0000003, 2.0, 1.000002, 1.0, 0.5, 0.5, 0.4])
+    weights = np.exp(logits - 3.0)
+    sums = weights.cumsum()
+    limits = Limits(top_k=7)
+    for token, first, last in ((0, 0, 0), (1, 1, 2), (2, 1, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6)):
+        found = contracts.interval_of(token, logits, limits)
+        np.testing.assert_allclose(found, (sums[first] - weights[first], sums[last], sums[6]), rtol=1e-12, atol=1e-12)
+    start, end, _ = contracts.interval_of(7, logits, limits)
+    assert start == end
+    # without a limit the order is that of tokens, whatever they weigh
+    np.testing.assert_allclose(contracts.interval_of(1, logits, Limits())[:2], sums[:2], rtol=1e-12)
+
+
 def test_wrong_arguments_are_refused(cpu_kernels):
     logits = torch.zeros(2, 9)
     with pytest.raises(RuntimeError, match="row 2 is not in 2"):
