@@ -127,6 +127,31 @@ def test_a_step_waits_once(config, gpu):
     assert gpu.work.num_launches > 100
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "products"),
+    [
+        ("llama", {"quantization": "int8"}, {"_round_inputs", "_packed_linear"}),
+        pytest.param("llama", {"quantization": "int4"}, {"_round_inputs", "_packed_linear"}, marks=pytest.mark.nightly),
+        ("deepseek_v3", {"quantization": "int4_weight_only"}, {"_packed_linear", "_grouped_linear"}),
+        pytest.param("llama", {"QUIRE_GPU_PRODUCTS": "fixed"}, {"_packed_linear"}, marks=pytest.mark.nightly),
+    ],
+    indirect=["config"],
+    ids=["int8", "int4", "experts of 4 bits", "fixed order"],
+)
+def test_a_step_of_packed_weights_waits_once(config, options, products, gpu, monkeypatch):
+    if "QUIRE_GPU_PRODUCTS" in options:
+        monkeypatch.setenv("QUIRE_GPU_PRODUCTS", options["QUIRE_GPU_PRODUCTS"])
+        options = {}
+    driver = started(config, **options)
+    a_life(driver)
+    gpu.num_waits = 0
+    gpu.work.is_strict = True
+    gpu.work.specialised.clear()
+    num_steps = a_life(driver)
+    assert gpu.num_waits == num_steps
+    assert products <= {kernel for kernel, *_ in gpu.work.specialised}
+
+
 def media(shape, pixels, length):
     return Media(
         start=0, length=length, pixels=pixels, shape=shape, mean=[], std=[], grid=[], merge_size=1,
