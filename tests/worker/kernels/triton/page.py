@@ -46,6 +46,8 @@ _NOT_FUSED = """
   490 of the product (both at the rates of the sheet).
 - **Weights of eight-bit floats** are made eight-bit whole numbers when they are read. These are as short, and a Hopper
   multiplies both at the same rate; a large Blackwell multiplies them as float16.
+- **Packing a weight and reading rows of a packed one** (`pack_weight`, `pack_quantized`, `unpack_weight`,
+  `packed_rows`) are plain PyTorch in the layout of `packed_linear`: the first is done once, the last for few rows.
 """
 _BUDGETS = """
 ## What a kernel needs of a Hopper (sm_90)
