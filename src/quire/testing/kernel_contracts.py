@@ -15,9 +15,8 @@ of the block table and what a window has left behind are ids that do not exist. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,101 +27,8 @@ from quire.worker.kernels import reference
 from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
 from quire.worker.kernels.reference.paged_attention import first_visible
 
-
-class AttentionKernels(Protocol):
-    """The functions on the cache, with the signatures of `quire.worker.kernels`."""
-
-    def write_kv(
-        self,
-        key_TKD: Tensor,
-        value_TKE: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slots_T: Tensor,
-        rank: int = 0,
-        size: int = 1,
-    ) -> None: ...
-
-    def paged_attention(
-        self,
-        query_THD: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables_SM: Tensor,
-        seq_lens_S: Tensor,
-        query_starts_S1: Tensor,
-        out_THE: Tensor,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        is_chunked: bool = False,
-        soft_cap: float = 0.0,
-        sinks_H: Tensor | None = None,
-        ends_T: Tensor | None = None,
-        slopes_H: Tensor | None = None,
-        begins_S: Tensor | None = None,
-        bias_HR: Tensor | None = None,
-    ) -> None: ...
-
-    def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
-
-    def move_blocks(self, sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
-
-
-class AttentionParts(AttentionKernels, Protocol):
-    """Those of a worker that keeps some of the keys and values of each sequence."""
-
-    @property
-    def attention_part(self) -> Callable[..., Tensor]: ...
-
-    @property
-    def merge_attention(self) -> Callable[..., None]: ...
-
-
-class _Reference:
-    """The reference with the public signature; it also runs for tensors whose device has a faster home."""
-
-    write_kv = staticmethod(reference.write_kv)
-    attention_part = staticmethod(reference.attention_part)
-    merge_attention = staticmethod(reference.merge_attention)
-    copy_blocks = staticmethod(reference.copy_blocks)
-    move_blocks = staticmethod(reference.move_blocks)
-    rms_norm = staticmethod(reference.rms_norm)
-    add_rms_norm = staticmethod(reference.add_rms_norm)
-    silu_and_mul = staticmethod(reference.silu_and_mul)
-    clamped_swiglu = staticmethod(reference.clamped_swiglu)
-    rotary_embedding = staticmethod(reference.rotary_embedding)
-    join = staticmethod(reference.join)
-    gated_rms_norm = staticmethod(reference.gated_rms_norm)
-    convert = staticmethod(reference.convert)
-    scale = staticmethod(reference.scale)
-
-    @staticmethod
-    def paged_attention(
-        query_THD: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables_SM: Tensor,
-        seq_lens_S: Tensor,
-        query_starts_S1: Tensor,
-        out_THE: Tensor,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        is_chunked: bool = False,
-        soft_cap: float = 0.0,
-        sinks_H: Tensor | None = None,
-        ends_T: Tensor | None = None,
-        slopes_H: Tensor | None = None,
-        begins_S: Tensor | None = None,
-        bias_HR: Tensor | None = None,
-    ) -> None:
-        tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        windows = scale, sliding_window, is_chunked, soft_cap
-        reference.paged_attention(*tensors, sinks_H, ends_T, *windows, slopes_H, begins_S, bias_HR)
-
-
-REFERENCE = _Reference()
+# also for tensors whose device has a faster home
+REFERENCE = reference
 
 
 @dataclass
@@ -151,7 +57,7 @@ class PagedBatch:
         """Keys, and values where they are no parts of keys."""
         return self.key_TKD, None if self.v_cache is self.k_cache else self.value_TKE
 
-    def attend(self, kernels: AttentionKernels) -> Tensor:
+    def attend(self, kernels: Any) -> Tensor:
         out = self.query_THD.new_full((*self.query_THD.shape[:2], self.value_TKE.shape[-1]), 77.0)
         soft_cap, window = float(self.options.get("soft_cap", 0.0)), int(self.options.get("sliding_window", 0))
         kernels.paged_attention(
@@ -296,13 +202,13 @@ def assert_close(actual: Tensor, expected: Tensor, factor: float = 1.0, toleranc
     torch.testing.assert_close(actual.float(), expected.float(), rtol=bound, atol=bound, equal_nan=False)
 
 
-def check_paged_attention(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
+def check_paged_attention(kernels: Any, case: AttentionCase, device: str = "cpu") -> None:
     """A twin against the reference."""
     batch = make_batch(case, device)
     assert_close(batch.attend(kernels), batch.attend(REFERENCE), tolerance=case.tolerance)
 
 
-def check_attention_of_ranks(kernels: AttentionParts, case: AttentionCase, size: int, num_shared: int = 0) -> None:
+def check_attention_of_ranks(kernels: Any, case: AttentionCase, size: int, num_shared: int = 0) -> None:
     """Ranks that share the places of each block: merged, their parts are the whole."""
     batch = make_batch(case)
     num_blocks = num_shared // case.block_size
@@ -368,7 +274,7 @@ def check_reference_attention(case: AttentionCase, device: str = "cpu") -> None:
     assert_close(batch.attend(REFERENCE), dense_attention(batch, case))
 
 
-def check_sharing(kernels: AttentionKernels, case: AttentionCase, num_shared: int, device: str = "cpu") -> None:
+def check_sharing(kernels: Any, case: AttentionCase, num_shared: int, device: str = "cpu") -> None:
     """Sequences that begin with the same blocks: each gets the bits that it gets alone, and the right ones."""
     batch = make_batch(case, device)
     num_blocks = num_shared // case.block_size
@@ -377,9 +283,7 @@ def check_sharing(kernels: AttentionKernels, case: AttentionCase, num_shared: in
     check_invariance(kernels, case, device, batch)
 
 
-def check_invariance(
-    kernels: AttentionKernels, case: AttentionCase, device: str = "cpu", batch: PagedBatch | None = None
-) -> None:
+def check_invariance(kernels: Any, case: AttentionCase, device: str = "cpu", batch: PagedBatch | None = None) -> None:
     """A row's bits do not depend on the rest of the batch, nor on how its sequence is cut, nor on where blocks lie."""
     batch = batch or make_batch(case, device)
     whole = batch.attend(kernels)
@@ -430,7 +334,7 @@ def _taken(cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def check_write_kv(
-    kernels: AttentionKernels, case: AttentionCase, device: str = "cpu", slot_dtype: torch.dtype = torch.int64
+    kernels: Any, case: AttentionCase, device: str = "cpu", slot_dtype: torch.dtype = torch.int64
 ) -> None:
     """Rows land in their slots, bit by bit; negative slots and all other places stay as they were."""
     batch = make_batch(case, device)
@@ -476,7 +380,7 @@ def _are_same(cache: Tensor, right: Tensor) -> bool:
     )
 
 
-def check_copy_blocks(kernels: AttentionKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+def check_copy_blocks(kernels: Any, dtype: torch.dtype, device: str = "cpu") -> None:
     """Pairs take effect in order, in every cache, also in views; a destination may be a later source."""
     for pairs in ([], [[0, 1]], [[2, 5], [5, 6], [0, 5]], [[3, 3], [1, 4], [2, 1]]):
         wide = torch.randn(7, 2, 3, 4, 8, device=device).to(dtype)
@@ -489,7 +393,7 @@ def check_copy_blocks(kernels: AttentionKernels, dtype: torch.dtype, device: str
         assert all(torch.equal(cache, right) for cache, right in zip(caches, expected, strict=True)), f"pairs={pairs}"
 
 
-def check_move_blocks(kernels: AttentionKernels, dtype: torch.dtype, here: str = "cpu", there: str = "cpu") -> None:
+def check_move_blocks(kernels: Any, dtype: torch.dtype, here: str = "cpu", there: str = "cpu") -> None:
     """To an arena with other strides and back, bit by bit, on another device too."""
     wide = torch.randn(7, 2, 3, 4, 8, device=here).to(dtype)
     sources = [wide[:, 0], wide[:, 1], torch.randn(7, 2, 2, 6000, device=here).to(dtype)]

@@ -7,7 +7,7 @@ activations that is exact but for the float32 sums of a few segments, so the bou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,38 +25,8 @@ SHAPES = ((1, 1), (1, 5), (32, 16), (33, 7), (70, 100), (96, 129), (5, 640), (13
 ROWS = (0, 1, 2, 7, 13, 64, 300)
 
 
-class LinearKernels(Protocol):
-    """The functions on packed weights, with the signatures of `quire.worker.kernels`."""
-
-    def pack_weight(self, weight_NK: Tensor) -> Tensor: ...
-
-    def pack_quantized(
-        self, values_NK: Tensor, scales_NG: Tensor, offsets_NG: Tensor | None, *, bits: int, weight_only: bool
-    ) -> Tensor: ...
-
-    def unpack_weight(self, packed: Tensor) -> Tensor: ...
-
-    def packed_linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, num_rows: int) -> Tensor: ...
-
-    def packed_rows(self, packed: Tensor, ids_T: Tensor, dtype: torch.dtype, num_columns: int) -> Tensor: ...
-
-
-class _Reference:
-    """The reference, also for tensors whose device has a faster home."""
-
-    pack_weight = staticmethod(reference.pack_weight)
-    unpack_weight = staticmethod(reference.unpack_weight)
-    packed_linear = staticmethod(reference.packed_linear)
-    packed_rows = staticmethod(reference.packed_rows)
-
-    @staticmethod
-    def pack_quantized(
-        values_NK: Tensor, scales_NG: Tensor, offsets_NG: Tensor | None, *, bits: int, weight_only: bool
-    ) -> Tensor:
-        return reference.pack_quantized(values_NK, scales_NG, offsets_NG, bits, weight_only)
-
-
-REFERENCE = _Reference()
+# also for tensors whose device has a faster home
+REFERENCE = reference
 
 
 @dataclass(frozen=True)
@@ -142,7 +112,7 @@ def check_close(y: Tensor, x: Tensor, weight_NK: Tensor, bias: Tensor | None, se
     assert (error <= bound).all(), f"{x.dtype}: off by {(error / bound).nan_to_num().max():.3g} bounds"
 
 
-def check_float_weight(kernels: LinearKernels, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def check_float_weight(kernels: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Packing, the way back, rows, and products with inputs of every dtype."""
     num_rows, num_columns = shape
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -157,7 +127,7 @@ def check_float_weight(kernels: LinearKernels, shape: tuple[int, int], dtype: to
             check_close(kernels.packed_linear(x, packed, bias, num_rows), x, weight, bias)
 
 
-def check_quantized_weight(kernels: LinearKernels, case: QuantizedCase) -> None:
+def check_quantized_weight(kernels: Any, case: QuantizedCase) -> None:
     """The same for a quantised weight. Integers are multiplied: the same rounding of the inputs on both sides."""
     num_rows, num_columns = case.shape
     values, scales, offsets = case.make()
@@ -176,7 +146,7 @@ def check_quantized_weight(kernels: LinearKernels, case: QuantizedCase) -> None:
         check_close(kernels.packed_linear(x, packed, bias, num_rows), x, weight, bias, seen)
 
 
-def check_invariance(kernels: LinearKernels, packed: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def check_invariance(kernels: Any, packed: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """A row has the same bits alone and among others."""
     num_rows, num_columns = shape
     x = inputs(max(ROWS), num_columns, dtype)

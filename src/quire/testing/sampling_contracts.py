@@ -7,7 +7,7 @@ up to what float32 weights leave open. What is exact is compared exactly: best t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,45 +26,8 @@ NO_LIMIT = 2**62
 VOCAB_SIZES = (1, 50, 2048, 5001, 16_385, 20_011)
 
 
-class SamplingKernels(Protocol):
-    """The operations on logits, with the signatures of `quire.worker.kernels`."""
-
-    def best_tokens(self, logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
-
-    def choose_tokens(self, logits_NV: Tensor, rows_n: Tensor | None, **settings: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def token_logprobs(
-        self, logits_NV: Tensor, rows_n: Tensor | None, tokens_n: Tensor, most: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
-
-    def gather_logits(self, logits_NV: Tensor, rows_n: Tensor, out_nV: Tensor) -> None: ...
-
-    def apply_bitmask(self, logits_NV: Tensor, rows_n: Tensor, mask_nW: Tensor) -> None: ...
-
-    def penalise(self, logits_nV: Tensor, tokens_RL: Tensor, **columns: Tensor) -> None: ...
-
-
-class _Reference:
-    """The reference with the public signatures; it also runs for tensors whose device has a faster home."""
-
-    token_logprobs = staticmethod(reference.token_logprobs)
-    gather_logits = staticmethod(reference.gather_logits)
-    apply_bitmask = staticmethod(reference.apply_bitmask)
-
-    @staticmethod
-    def best_tokens(logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return reference.best_tokens(logits_NV, rows_n)
-
-    @staticmethod
-    def choose_tokens(logits_NV: Tensor, rows_n: Tensor | None, **settings: Tensor) -> tuple[Tensor, Tensor]:
-        return reference.choose_tokens(logits_NV, rows_n, **settings)
-
-    @staticmethod
-    def penalise(logits_nV: Tensor, tokens_RL: Tensor, **columns: Tensor) -> None:
-        reference.penalise(logits_nV, tokens_RL, **columns)
-
-
-REFERENCE: SamplingKernels = _Reference()
+# also for tensors whose device has a faster home
+REFERENCE = reference
 
 
 @dataclass(frozen=True)
@@ -114,7 +77,7 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype, *, seed: int =
     return logits.to(dtype)[:, :vocab_size]
 
 
-def check_best_tokens(kernels: SamplingKernels, dtype: torch.dtype, vocab_size: int, device: str = "cpu") -> None:
+def check_best_tokens(kernels: Any, dtype: torch.dtype, vocab_size: int, device: str = "cpu") -> None:
     """Equals, both zeros, infinities and NaN of either sign anywhere; also for some rows alone."""
     logits = logits_of(9, vocab_size, dtype)
     last = vocab_size - 1
@@ -137,9 +100,7 @@ def check_best_tokens(kernels: SamplingKernels, dtype: torch.dtype, vocab_size: 
         torch.testing.assert_close(top.cpu(), meant.float().cpu()[torch.arange(len(wanted)), wanted], equal_nan=True)
 
 
-def check_choose_tokens(
-    kernels: SamplingKernels, dtype: torch.dtype, vocab_size: int, limits: Limits, device: str = "cpu"
-) -> None:
+def check_choose_tokens(kernels: Any, dtype: torch.dtype, vocab_size: int, limits: Limits, device: str = "cpu") -> None:
     """Numbers from one end to the other, and the ends."""
     count = 12
     uniform = np.append((np.arange(count - 2) + 0.5) / (count - 2), [0.0, 1 - 2**-48])
@@ -180,7 +141,7 @@ def interval_of(token: int, logits: npt.NDArray[np.float64], limits: Limits) -> 
     return min(float(start), mass), min(float(end), mass), mass
 
 
-def check_mixed_rows(kernels: SamplingKernels, dtype: torch.dtype) -> None:
+def check_mixed_rows(kernels: Any, dtype: torch.dtype) -> None:
     """Every row draws in its own way; alone, and picked out of others, it draws the same."""
     count, vocab_size = 40, 20_000
     random = np.random.default_rng(4)
@@ -204,9 +165,7 @@ def check_mixed_rows(kernels: SamplingKernels, dtype: torch.dtype) -> None:
     assert torch.equal(together[is_greedy], kernels.best_tokens(logits)[0][is_greedy])
 
 
-def check_token_logprobs(
-    kernels: SamplingKernels, dtype: torch.dtype, vocab_size: int, most: int, device: str = "cpu"
-) -> None:
+def check_token_logprobs(kernels: Any, dtype: torch.dtype, vocab_size: int, most: int, device: str = "cpu") -> None:
     """Against float64; ranks and the best tokens exactly."""
     logits = logits_of(8, vocab_size, dtype, seed=6).to(device)
     logits[1] = 0.5
@@ -224,14 +183,14 @@ def check_token_logprobs(
         torch.testing.assert_close(best[i].double(), expected[i][ids[i]], atol=2e-6, rtol=3e-7)
 
 
-def check_gather_logits(kernels: SamplingKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+def check_gather_logits(kernels: Any, dtype: torch.dtype, device: str = "cpu") -> None:
     logits, rows = logits_of(6, 1001, dtype).to(device), torch.tensor([5, 0, 5], device=device)
     out = torch.full((3, 1001), torch.nan, device=device)
     kernels.gather_logits(logits, rows, out)
     assert torch.equal(out, logits[rows].float())
 
 
-def check_apply_bitmask(kernels: SamplingKernels, vocab_size: int, device: str = "cpu") -> None:
+def check_apply_bitmask(kernels: Any, vocab_size: int, device: str = "cpu") -> None:
     """Rows of a batch in any order, masks as wide as the logits, wider and narrower; the other rows stay."""
     generator = np.random.default_rng(vocab_size)
     rows = [5, 0, 3]
@@ -250,7 +209,7 @@ def check_apply_bitmask(kernels: SamplingKernels, vocab_size: int, device: str =
         np.testing.assert_array_equal(logits.cpu().numpy(), expected)
 
 
-def check_penalise(kernels: SamplingKernels, device: str = "cpu") -> None:
+def check_penalise(kernels: Any, device: str = "cpu") -> None:
     """Bit for bit: every token by itself, in the order of the definition. Ids may lie beyond the vocabulary."""
     random, vocab_size = np.random.default_rng(7), 300
     tokens = torch.from_numpy(random.integers(0, 330, (5, 200)).astype(np.int32))

@@ -1,6 +1,6 @@
 """The operations that a model spends its time in, each behind one function, whatever the device.
 
-A function hands its tensors to a torch operator of the same name in the namespace `quire` (`operators.py`). The
+Each is a torch operator of the namespace `quire` (`operators.py`), or a function around the one of its name. The
 dispatcher of torch then picks the home: C++ for tensors on the CPU (`kernels/cpu`, `csrc/cpu`), otherwise plain
 PyTorch (`kernels/reference`), which is also the specification. torch.compile sees each operator as one opaque call.
 
@@ -15,60 +15,40 @@ Shape suffixes used in `kernels`, innermost dimension last:
     X  experts of a layer                                       K  experts of a token, where there are some
 """
 
-from quire.worker.kernels.adapters import AdapterFormat, add_adapters
-from quire.worker.kernels.attention import (
-    attention_part,
-    copy_blocks,
-    merge_attention,
-    move_blocks,
-    paged_attention,
-    prepare_heads,
-    write_kv,
-)
-from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
-from quire.worker.kernels.fused import (
+from quire.worker.kernels.attention import attention_part, paged_attention, write_kv
+from quire.worker.kernels.experts import grouped_linear, route_tokens
+from quire.worker.kernels.fused import look_up, rotary_embedding, scale
+from quire.worker.kernels.linear import pack_quantized, packed_linear, packed_rows, sliced_linear
+from quire.worker.kernels.operators import (
     activate,
     add,
+    add_adapters,
     add_rms_norm,
-    clamped_swiglu,
-    convert,
-    gated_rms_norm,
-    join,
-    layer_norm,
-    look_up,
-    multiply,
-    rms_norm,
-    rotary_embedding,
-    scale,
-    silu_and_mul,
-)
-from quire.worker.kernels.linear import (
-    pack_quantized,
-    pack_weight,
-    packed_linear,
-    packed_rows,
-    sliced_linear,
-    unpack_weight,
-)
-from quire.worker.kernels.ranks import (
     all_gather,
     all_reduce,
-    link_bytes,
-    meeting_bytes,
-    receive,
-    relay_links,
-    relay_sums,
-    send,
-)
-from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
-from quire.worker.kernels.sampling import (
     apply_bitmask,
-    best_tokens,
-    choose_tokens,
+    clamped_swiglu,
+    convert,
+    copy_blocks,
+    gated_rms_norm,
     gather_logits,
-    penalise,
+    join,
+    layer_norm,
+    merge_attention,
+    move_blocks,
+    multiply,
+    pack_weight,
+    prepare_heads,
+    rms_norm,
+    silu_and_mul,
     token_logprobs,
+    unpack_weight,
+    weigh_experts,
 )
+from quire.worker.kernels.ranks import link_bytes, meeting_bytes, receive, relay_links, relay_sums, send
+from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
+from quire.worker.kernels.reference.adapter_format import AdapterFormat
+from quire.worker.kernels.sampling import best_tokens, choose_tokens, penalise
 
 __all__ = [
     "AdapterFormat",

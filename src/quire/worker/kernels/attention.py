@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from quire.worker.kernels import operators
@@ -24,38 +22,6 @@ def write_kv(
     a block each stores those slots that it keeps.
     """
     operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T, rank, size)
-
-
-def prepare_heads(
-    positions_T: Tensor,
-    query_THD: Tensor,
-    key_TKD: Tensor,
-    value_TKE: Tensor,
-    query_weight_D: Tensor | None,
-    key_weight_D: Tensor | None,
-    eps: float,
-    cos_sin_cache_PR: Tensor,
-    is_interleaved: bool,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots_T: Tensor,
-) -> None:
-    """`rms_norm` of the heads of query and key where there are weights, `rotary_embedding` of both, in place, and
-    `write_kv`: one kernel on a GPU, where a step of few tokens takes as long as it has kernels."""
-    operators.prepare_heads(
-        positions_T,
-        query_THD,
-        key_TKD,
-        value_TKE,
-        query_weight_D,
-        key_weight_D,
-        eps,
-        cos_sin_cache_PR,
-        is_interleaved,
-        k_cache,
-        v_cache,
-        slots_T,
-    )
 
 
 def paged_attention(
@@ -146,18 +112,3 @@ def attention_part(
         begins_S,
         bias_HR,
     )
-
-
-def merge_attention(parts_TPHE: Tensor, out_THE: Tensor) -> None:
-    """Attention over all keys out of what `attention_part` says of the keys of each rank, [T, ranks, H, E + 1]."""
-    operators.merge_attention(parts_TPHE, out_THE)
-
-
-def copy_blocks(caches: Sequence[Tensor], pairs_N2: Tensor) -> None:
-    """Copy block `pairs[i, 0]` to block `pairs[i, 1]` in every cache, in the order of the pairs."""
-    operators.copy_blocks(caches, pairs_N2)
-
-
-def move_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs_N2: Tensor) -> None:
-    """Copy block `pairs[i, 0]` of each source to block `pairs[i, 1]` of its destination; they share no memory."""
-    operators.move_blocks(sources, destinations, pairs_N2)

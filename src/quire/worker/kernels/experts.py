@@ -1,4 +1,4 @@
-"""Mixtures of experts: who computes a token, the products, and the sum. Specified in `reference/<name>.py`."""
+"""Mixtures of experts: who computes a token, and the products. Specified in `reference/<name>.py`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,3 @@ def grouped_linear(
     A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
     """
     return operators.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X, first)
-
-
-def weigh_experts(x_TKN: Tensor, weights_TK: Tensor) -> Tensor:
-    """[T, N]: the sum over the experts of a token, each with its weight."""
-    return operators.weigh_experts(x_TKN, weights_TK)

@@ -12,11 +12,6 @@ from quire.worker.kernels import operators
 from quire.worker.kernels.reference.packed_format import read_header
 
 
-def pack_weight(weight_NK: Tensor) -> Tensor:
-    """A packed copy of a weight in float32, bfloat16 or float16."""
-    return operators.pack_weight(weight_NK)
-
-
 def pack_quantized(
     values_NK: Tensor, scales_NG: Tensor, offsets_NG: Tensor | None, *, bits: int, weight_only: bool
 ) -> Tensor:
@@ -28,11 +23,6 @@ def pack_quantized(
     128 inputs, and integers are multiplied.
     """
     return operators.pack_quantized(values_NK, scales_NG, offsets_NG, bits, weight_only)
-
-
-def unpack_weight(packed: Tensor) -> Tensor:
-    """The weight that the packed one stands for, float32 [N, K]."""
-    return operators.unpack_weight(packed)
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None, num_rows: int | None = None) -> Tensor:

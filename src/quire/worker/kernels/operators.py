@@ -10,13 +10,14 @@ built, if need be) by the first call: that lands in `_first_call` below, later o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from quire.worker.kernels import reference
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # of a recurrent layer: sequence_states.py
 _STATES = "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, Tensor query_starts, Tensor num_kept"
 _SCHEMAS = {
@@ -190,51 +191,57 @@ def _register() -> None:
         torch.library.register_fake(f"quire::{name}", _SHAPES.get(name, lambda *_: None), lib=_library)
 
 
+def _bound(specification: _Function) -> _Function:
+    """The operator that is specified so."""
+    return cast(_Function, getattr(torch.ops.quire, specification.__name__).default)
+
+
 _register()
 
-# Bound once: looking an operator up costs more than calling it.
-write_kv = torch.ops.quire.write_kv.default
-prepare_heads = torch.ops.quire.prepare_heads.default
-paged_attention = torch.ops.quire.paged_attention.default
-attention_part = torch.ops.quire.attention_part.default
-merge_attention = torch.ops.quire.merge_attention.default
-copy_blocks = torch.ops.quire.copy_blocks.default
-move_blocks = torch.ops.quire.move_blocks.default
-rms_norm = torch.ops.quire.rms_norm.default
-add_rms_norm = torch.ops.quire.add_rms_norm.default
-gated_rms_norm = torch.ops.quire.gated_rms_norm.default
-silu_and_mul = torch.ops.quire.silu_and_mul.default
-clamped_swiglu = torch.ops.quire.clamped_swiglu.default
-rotary_embedding = torch.ops.quire.rotary_embedding.default
-pack_weight = torch.ops.quire.pack_weight.default
-pack_quantized = torch.ops.quire.pack_quantized.default
-unpack_weight = torch.ops.quire.unpack_weight.default
-packed_linear = torch.ops.quire.packed_linear.default
-sliced_linear = torch.ops.quire.sliced_linear.default
-all_reduce = torch.ops.quire.all_reduce.default
-all_gather = torch.ops.quire.all_gather.default
-send = torch.ops.quire.send.default
-receive = torch.ops.quire.receive.default
-packed_rows = torch.ops.quire.packed_rows.default
-route_tokens = torch.ops.quire.route_tokens.default
-grouped_linear = torch.ops.quire.grouped_linear.default
-weigh_experts = torch.ops.quire.weigh_experts.default
-causal_conv = torch.ops.quire.causal_conv.default
-gated_delta_rule = torch.ops.quire.gated_delta_rule.default
-ssd_scan = torch.ops.quire.ssd_scan.default
-add_adapters = torch.ops.quire.add_adapters.default
-add = torch.ops.quire.add.default
-multiply = torch.ops.quire.multiply.default
-convert = torch.ops.quire.convert.default
-scale = torch.ops.quire.scale.default
-activate = torch.ops.quire.activate.default
-layer_norm = torch.ops.quire.layer_norm.default
-look_up = torch.ops.quire.look_up.default
-join = torch.ops.quire.join.default
-new_rows = torch.ops.quire.new_rows.default
-best_tokens = torch.ops.quire.best_tokens.default
-choose_tokens = torch.ops.quire.choose_tokens.default
-gather_logits = torch.ops.quire.gather_logits.default
-apply_bitmask = torch.ops.quire.apply_bitmask.default
-penalise = torch.ops.quire.penalise.default
-token_logprobs = torch.ops.quire.token_logprobs.default
+# Bound once: looking an operator up costs more than calling it. What needs its arguments in order and no more is called
+# as it is; other files of this folder have functions with names and defaults around the rest.
+write_kv = _bound(reference.write_kv)
+prepare_heads = _bound(reference.prepare_heads)
+paged_attention = _bound(reference.paged_attention)
+attention_part = _bound(reference.attention_part)
+merge_attention = _bound(reference.merge_attention)
+copy_blocks = _bound(reference.copy_blocks)
+move_blocks = _bound(reference.move_blocks)
+rms_norm = _bound(reference.rms_norm)
+add_rms_norm = _bound(reference.add_rms_norm)
+gated_rms_norm = _bound(reference.gated_rms_norm)
+silu_and_mul = _bound(reference.silu_and_mul)
+clamped_swiglu = _bound(reference.clamped_swiglu)
+rotary_embedding = _bound(reference.rotary_embedding)
+pack_weight = _bound(reference.pack_weight)
+pack_quantized = _bound(reference.pack_quantized)
+unpack_weight = _bound(reference.unpack_weight)
+packed_linear = _bound(reference.packed_linear)
+sliced_linear = _bound(reference.sliced_linear)
+all_reduce = _bound(reference.all_reduce)
+all_gather = _bound(reference.all_gather)
+send = _bound(reference.send)
+receive = _bound(reference.receive)
+packed_rows = _bound(reference.packed_rows)
+route_tokens = _bound(reference.route_tokens)
+grouped_linear = _bound(reference.grouped_linear)
+weigh_experts = _bound(reference.weigh_experts)
+causal_conv = _bound(reference.causal_conv)
+gated_delta_rule = _bound(reference.gated_delta_rule)
+ssd_scan = _bound(reference.ssd_scan)
+add_adapters = _bound(reference.add_adapters)
+add = _bound(reference.add)
+multiply = _bound(reference.multiply)
+convert = _bound(reference.convert)
+scale = _bound(reference.scale)
+activate = _bound(reference.activate)
+layer_norm = _bound(reference.layer_norm)
+look_up = _bound(reference.look_up)
+join = _bound(reference.join)
+new_rows = _bound(reference.new_rows)
+best_tokens = _bound(reference.best_tokens)
+choose_tokens = _bound(reference.choose_tokens)
+gather_logits = _bound(reference.gather_logits)
+apply_bitmask = _bound(reference.apply_bitmask)
+penalise = _bound(reference.penalise)
+token_logprobs = _bound(reference.token_logprobs)

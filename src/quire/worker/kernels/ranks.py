@@ -65,16 +65,6 @@ def meeting_bytes(size: int) -> int:
     return HEAD_BYTES + 2 * size * _PLACE_BYTES
 
 
-def all_reduce(x: Tensor, bias: Tensor | None, meeting: Tensor, rank: int, size: int, dtype: torch.dtype) -> Tensor:
-    """The sum of what all ranks bring, plus `bias` once, in float32 and then rounded to `dtype`."""
-    return operators.all_reduce(x, bias, meeting, rank, size, dtype)
-
-
-def all_gather(x: Tensor, meeting: Tensor, rank: int, size: int, total: int) -> Tensor:
-    """What all ranks bring side by side: of `total` columns each brings the `share_of` it."""
-    return operators.all_gather(x, meeting, rank, size, total)
-
-
 def link_bytes(num_stages: int) -> int:
     """How much zeroed memory the stages of a pipeline must share. What is never used is never there."""
     return HEAD_BYTES + (num_stages - 1) * NUM_SLOTS * _PLACE_BYTES

@@ -33,24 +33,6 @@ def choose_tokens(
     return operators.choose_tokens(logits_NV, rows_n, temperature_n, top_k_n, top_p_n, min_p_n, uniform_n)
 
 
-def token_logprobs(
-    logits_NV: Tensor, rows_n: Tensor | None, tokens_n: Tensor, most: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(log-probability [n], rank [n]) of the tokens, and (ids [n, K], log-probabilities [n, K]) of the `most` best."""
-    return operators.token_logprobs(logits_NV, rows_n, tokens_n, most)
-
-
-def gather_logits(logits_NV: Tensor, rows_n: Tensor, out_nV: Tensor) -> None:
-    """out[i] = logits[rows[i]] as float32: a copy that may be changed."""
-    operators.gather_logits(logits_NV, rows_n, out_nV)
-
-
-def apply_bitmask(logits_NV: Tensor, rows_n: Tensor, mask_nW: Tensor) -> None:
-    """On float32 logits in place: logits[rows[i], token] becomes -inf where bit `token % 32` of mask[i, token // 32]
-    (int32) is 0, or beyond the mask. All of it on one device."""
-    operators.apply_bitmask(logits_NV, rows_n, mask_nW)
-
-
 def penalise(
     logits_nV: Tensor,
     tokens_RL: Tensor,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class SequenceStates:
     # None: whoever needs them there fetches them, and waits for the device
     on_host: HostSpans | None = None
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[list[Tensor], int, Tensor, Tensor, Tensor, Tensor]:
         """As operators take them."""
         return (
             self.places,

@@ -18,7 +18,8 @@ def add_adapters(
     most_rank: int,
 ) -> None:
     """y += B (A x) in place, float32 inside, rounded once. A token of slot -1 has no adapter, and its row is not
-    touched. Columns of y belong to parts, one behind the other; each part has an A of its own."""
+    touched. Columns of y belong to parts, one behind the other; each part has an A of its own.
+    `AdapterFormat` says how slots of `most_rank` are laid out; ranks_L are those that the adapters in them have."""
     form = AdapterFormat(x_TC.shape[1], tuple(parts_P), x_TC.dtype)
     for slot in slots_T.unique().tolist():
         if slot < 0 or not ranks_L[slot]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def best_tokens(logits_NV: Tensor, rows_n: Tensor | None) -> tuple[Tensor, Tensor]:
+def best_tokens(logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(token, logit): the lowest id among equals. A row with a NaN gets the place of the first NaN."""
     logits_nV = logits_NV if rows_n is None else logits_NV[rows_n]
     if logits_nV.is_cpu:

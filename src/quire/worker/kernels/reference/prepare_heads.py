@@ -25,7 +25,7 @@ def prepare_heads(
     slots_T: Tensor,
 ) -> None:
     """In place on query and key, which are normalised where there are weights, and turned. Then keys and values are
-    stored."""
+    stored. On a GPU it is one kernel, because a step of few tokens takes as long as it has kernels."""
     for heads, weight_D in ((query_THD, query_weight_D), (key_TKD, key_weight_D)):
         if weight_D is not None:
             heads.copy_(rms_norm(heads, weight_D, eps))
