@@ -87,7 +87,8 @@ class Observation:
         }
 
     def _waiting(self, request: Request) -> dict[str, Any]:
-        lacks, needed, there = self._scheduler.admission_control.why_waits(request)
+        scheduler = self._scheduler
+        lacks, needed, there = scheduler.admission_control.why_waits(request)
         tokens = request.longest
         return {
             "request": request.request_id,
@@ -109,15 +110,16 @@ class Observation:
     def _rates(self) -> dict[str, float]:
         """Of the last seconds."""
         nothing = {"steps_per_second": 0.0, "computed_tokens_per_second": 0.0, "seconds_per_step": 0.0}
-        if self._recorder is None:
+        recorder = self._recorder
+        if recorder is None:
             return nothing
-        now = self._recorder.clock()
-        steps = [one for one in self._recorder.steps.last(_RATE_STEPS) if one[1] >= now - _RATE_SECONDS]
+        now = recorder.clock()
+        steps = [one for one in recorder.steps.last(_RATE_STEPS) if one[1] >= now - _RATE_SECONDS]
         if not steps:
             return nothing
         # where more steps were made in the time than were read, it is the time of those
         seconds = _RATE_SECONDS if len(steps) < _RATE_STEPS else max(now - steps[0][1], 1e-9)
-        took = [self._recorder.end_of(step) - began for step, began, *_ in steps if self._recorder.end_of(step)]
+        took = [recorder.end_of(step) - began for step, began, *_ in steps if recorder.end_of(step)]
         return {
             "steps_per_second": len(steps) / seconds,
             "computed_tokens_per_second": sum(int(one[4].sum()) for one in steps) / seconds,

@@ -22,6 +22,7 @@ class Weights:
 
     def __init__(self, scheduler: Scheduler, control: WorkerControl) -> None:
         self._scheduler = scheduler
+        self._kept = scheduler.manager.kept
         self._control = control
         self.version = b""
         self._num_updates = 0
@@ -32,7 +33,7 @@ class Weights:
     def check(self, path: str) -> bool:
         """A safetensors file, or a folder of them, that every worker sees. Raises for the first thing that is wrong
         with it, or with the time. A file that was not touched since is not read twice."""
-        if any(True for _ in self._scheduler.manager.kept):
+        if any(True for _ in self._kept):
             raise UserError(
                 "update_weights: prefixes are pinned or sessions kept, whose keys and values belong to the old "
                 "weights. Unpin the prefixes and close the sessions first."

@@ -32,6 +32,9 @@ class Estimates:
         self._manager = manager
         self._hasher = manager.cache.hasher
         self._pool = manager.pool
+        self._kept = manager.kept
+        self._swap = manager.swap
+        self._is_simple = manager.steady.is_simple
         self._groups = manager.groups
         self._groups_of = manager.groups_of
         self._block_size = manager.block_size
@@ -44,7 +47,7 @@ class Estimates:
         Each of its sequences may be the one that gets on: drafts make one faster than another, and the longest may end.
         """
         is_new = not request.was_started and len(request.sequences) == 1
-        if is_new and not num_more_tokens and self._manager.steady.is_simple:
+        if is_new and not num_more_tokens and self._is_simple:
             (sequence,) = request.sequences.values()
             if not self._manager.get_computed_blocks(sequence).num_tokens:
                 # nothing is at hand: a block for every so many tokens
@@ -98,7 +101,7 @@ class Estimates:
 
     def most_blocks(self, num_tokens: int, request: Request, step_tokens: int) -> int:
         """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
-        if self._manager.steady.is_simple:
+        if self._is_simple:
             of_one = -(-num_tokens // self._block_size)
         else:
             groups = self._groups_of(request)
@@ -115,7 +118,7 @@ class Estimates:
     def pinned_hits(self, sequence: Sequence) -> int:
         """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later, and
         a state it copies. One that has begun shares what it holds, not what it would find if it began now."""
-        pinned = self._manager.kept.pinned_blocks
+        pinned = self._kept.pinned_blocks
         if sequence.is_begun:
             num_computed = sequence.num_computed_tokens
             tables = [table.blocks.tolist() for table in sequence.block_tables]
@@ -149,7 +152,7 @@ class Estimates:
                     fillings.append(group.num_filled(num_computed, len(table), self._block_size))
             blocks, first, own_counts = np.unique(np.concatenate(tables), return_index=True, return_counts=True)
             is_there = blocks != NO_BLOCK
-            num_blocks += sum(not self._manager.swap.knows(block) for block in blocks[is_there].tolist())
+            num_blocks += sum(not self._swap.knows(block) for block in blocks[is_there].tolist())
             is_lost = is_there & (self._pool.counts[blocks] <= own_counts)
             num_tokens = max(num_tokens, int(np.concatenate(fillings)[first][is_lost].sum()))
         return num_blocks, num_tokens

@@ -72,7 +72,6 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
-        self.estimates = Estimates(self)
         self._rows = rows
         # a group may lack blocks of a prefix
         self.has_windows = any(group.sliding_window or group.part for group in groups)
@@ -84,6 +83,7 @@ class KVCacheManager:
             share, least = checkpoint_share, least_checkpoint
             self.checkpoints = StateCheckpoints(pool, self.cache, rows, checkpoint_interval, share, least)
         self.steady = SteadyGrowth(self, rows)
+        self.estimates = Estimates(self)
 
     @property
     def keeps_contents(self) -> bool:

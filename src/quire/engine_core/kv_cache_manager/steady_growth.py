@@ -26,14 +26,14 @@ class SteadyGrowth:
     def __init__(self, manager: KVCacheManager, rows: Rows) -> None:
         self._manager = manager
         self._pool = manager.pool
+        self._moves = manager.moves
         self._rows = rows
         self.block_size = manager.block_size
         self.is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
 
     def allocate(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A block for each, whose next token begins one. False: nothing was done, because one of them is special."""
-        manager = self._manager
-        size = self._manager.block_size
+        size = self.block_size
         if not self.is_simple or len(sequences) > self._pool.num_available:
             return False
         computed = self._rows.num_computed[rows]
@@ -48,14 +48,14 @@ class SteadyGrowth:
         blocks = self._pool.allocate(len(sequences))
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.block_tables[0].append(block)
-        manager.moves.write_one_each(rows, positions, blocks)
+        self._moves.write_one_each(rows, positions, blocks)
         self._rows.may_write(rows, (computed // size + 1) * size)
         return True
 
     def name(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A name for the next block of each. False: nothing was done."""
         cache = self._manager.cache
-        size = self._manager.block_size
+        size = self.block_size
         if not self.is_simple:
             return False
         num_named = self._rows.num_named[rows]
@@ -75,7 +75,7 @@ class SteadyGrowth:
     def steps_with_blocks(self, rows: IntArray, sequences: list[Sequence], steps: IntArray) -> IntArray:
         """Of so many steps of one token for each of these as many as find every block that is needed, a fresh one each,
         whoever ends meanwhile. Nothing: one of them is special."""
-        size = self._manager.block_size
+        size = self.block_size
         if not self.is_simple:
             return NO_INTS
         ends = np.array([len(sequence.block_tables[0]) * size for sequence in sequences])
@@ -96,7 +96,7 @@ class SteadyGrowth:
         """Blocks for what is left of a prompt; they are there, and get no names."""
         is_there = self._manager.allocate_slots(sequence, sequence.num_total_tokens - sequence.num_computed_tokens)
         assert is_there, "who joins was certain to find its blocks"
-        self._manager.moves.drop_writes(sequence.row)
+        self._moves.drop_writes(sequence.row)
 
     def grow(self, row: int, sequence: Sequence, num_steps: int) -> range:
         """The same for one whose blocks get no names, at once: in which of its steps, from the first on, it takes a
@@ -119,7 +119,7 @@ class SteadyGrowth:
     def _are_named(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """As far as they are computed."""
         named = self._rows.num_named[rows]
-        if np.count_nonzero(named < self._rows.num_computed[rows] // self._manager.block_size):
+        if np.count_nonzero(named < self._rows.num_computed[rows] // self.block_size):
             return False
         lengths = zip(sequences, named.tolist(), strict=True)
         return not any(not one.is_unnamed and len(one.block_hashes) != length for one, length in lengths)
@@ -132,7 +132,9 @@ class Growth:
     def __init__(
         self, manager: KVCacheManager, numbers: Rows, rows: IntArray, sequences: list[Sequence], steps: IntArray
     ) -> None:
-        self._manager = manager
+        self._pool = manager.pool
+        self._cache = manager.cache
+        self._block_size = manager.block_size
         self._sequences = sequences
         self._tokens = numbers.tokens
         self._rows = rows
@@ -162,7 +164,7 @@ class Growth:
 
     def _ordered(self, start: IntArray, reached: IntArray, taken_in: IntArray) -> list[tuple[int, int, int]]:
         """(step, whether it is a name, whose): a step takes blocks, then gives names."""
-        size = self._manager.block_size
+        size = self._block_size
         events = [(step, 0, number) for step, number in zip(taken_in.tolist(), self._which.tolist(), strict=True)]
         numbers = zip(start.tolist(), self._named, reached.tolist(), strict=True)
         for number, (first_token, first, end) in enumerate(numbers):
@@ -176,24 +178,23 @@ class Growth:
             self._take_all()
             return
         # one after the other: what an allocation gives up may be what a name was about to be given to
-        manager = self._manager
-        size = manager.block_size
+        size = self._block_size
         for _, is_name, number in self._events[self._num_made : bisect_left(self._events, (num_steps,))]:
             self._num_made += 1
             sequence = self._sequences[number]
             if not is_name:
-                sequence.block_tables[0].append(manager.pool.allocate(1)[0])
+                sequence.block_tables[0].append(self._pool.allocate(1)[0])
                 continue
             index = self._named[number]
             content = self._tokens[self._rows[number], index * size : (index + 1) * size].tobytes()
-            manager.cache.name_next([sequence], [index], content)
+            self._cache.name_next([sequence], [index], content)
             self._named[number] = index + 1
 
     def _take_all(self) -> None:
         ends, self._ends = self._ends, []
         if not ends or not ends[-1]:
             return
-        blocks = np.array(self._manager.pool.allocate(ends[-1]))
+        blocks = np.array(self._pool.allocate(ends[-1]))
         start = 0
         for sequence, end in zip(self._sequences, ends, strict=True):
             if end > start:

@@ -34,6 +34,7 @@ class Admission:
         sees_all: bool = False,
     ) -> None:
         self._manager = manager
+        self._cache = manager.cache
         self._pool = manager.pool
         self._kept = manager.kept
         self._estimates = manager.estimates
@@ -219,7 +220,7 @@ class Admission:
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:
-        first_miss = self._manager.cache.first_miss(sequence, num_computed_tokens)
+        first_miss = self._cache.first_miss(sequence, num_computed_tokens)
         return SequenceStart(sequence.sequence_id, num_computed_tokens, first_miss)
 
 

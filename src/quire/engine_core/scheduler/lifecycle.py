@@ -92,6 +92,18 @@ class ClientEvents:
     def __bool__(self) -> bool:
         return bool(self.starts or self.tokens or self.ends or self.vectors)
 
+    def end(
+        self,
+        sequence_id: int,
+        finish_reason: str,
+        stop_reason: int | None = None,
+        error: str | None = None,
+        drafts: tuple[int, int] = (0, 0),
+        *,
+        is_refused: bool = False,
+    ) -> None:
+        self.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error, *drafts, is_refused))
+
     def grow(self, sequence_id: int, token_ids: Iterable[int], logprobs: list[TokenLogprobs]) -> None:
         self.tokens.extend((sequence_id, token) for token in token_ids)
         if logprobs:
@@ -464,8 +476,7 @@ class Lifecycle:
         if output in request.open_outputs:
             request.open_outputs.discard(output)
             number = sequence_id_of(request.request_id, output)
-            is_refused = request.is_refused
-            self.events.ends.append(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
+            self.events.end(number, finish_reason, stop_reason, error, drafts, is_refused=request.is_refused)
             self.recorder.ended(number, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
                 self._close(request)
@@ -551,7 +562,7 @@ class Lifecycle:
     def _refuse_unseen(self, request_id: int, num_outputs: int, reason: str) -> None:
         self.recorder.refused(request_id, reason)
         for index in range(num_outputs):
-            self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
+            self.events.end(sequence_id_of(request_id, index), "error", error=reason)
 
     def _refuse(self, request: Request, refusal: str | None) -> bool:
         if refusal is not None:

@@ -98,6 +98,8 @@ class Scheduler:
         always = (ModelLength(max_model_len), RowLimit(rows.num_rows), uncut)
         self._steady = manager.steady
         self._cache = manager.cache
+        self._pool = manager.pool
+        self._moves = manager.moves
         self._admission = Admission(
             manager, (*always, *constraints), self.prerequisites, reach, max_model_len, vocab_size, sees_all
         )
@@ -115,7 +117,7 @@ class Scheduler:
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
         self._shares = self.queues.shares
-        self.recorder = manager.pool.recorder
+        self.recorder = self._pool.recorder
         self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight, self._first_tokens)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
@@ -189,9 +191,8 @@ class Scheduler:
         """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
         requests = self.lifecycle.requests
         largest = max(map(self._admission.most_blocks, requests.values()), default=1)
-        pool = self.manager.pool
         kept = self.manager.kept
-        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks) - largest)
+        return kept.pin(handle, num_tokens, most_blocks=self._pool.num_blocks - len(kept.pinned_blocks) - largest)
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -370,7 +371,7 @@ class Scheduler:
     def _grant_plainly(self) -> bool:
         """Each row that runs gets its next token, if nobody else could be in question for it, or for its block."""
         rows = self.running.rows_in_order()
-        num_free = self.manager.pool.num_free - len(rows)
+        num_free = self._pool.num_free - len(rows)
         is_short = self.budget.seconds or len(rows) >= self.max_num_batched_tokens
         if is_short or self.manager.keeps_contents or not self.admission_control.has_blocks_for_all(num_free):
             return False
@@ -563,7 +564,7 @@ class Scheduler:
             self.rows.begin_at(sequence.row, 0)
             return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room
         if num_fetched:
-            self.manager.moves.fetch(sequence)
+            self._moves.fetch(sequence)
         if sequence.num_lost_tokens:
             self.recovery.begun(sequence, num_computed)
         self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
