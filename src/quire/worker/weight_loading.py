@@ -163,14 +163,7 @@ class _Filling:
         self._unexpected: list[str] = []
 
     def is_absent(self, name: str) -> bool:
-        """Another worker has this weight, or all of the module that it is a part of."""
-        if not self._absent:
-            return False
-        return any(
-            path in self._absent
-            for full_name in (name, f"{BACKBONE}.{name}")
-            for path in accumulate(full_name.split("."), "{}.{}".format)
-        )
+        return is_absent(name, self._absent)
 
     def add(self, placement: Placement, source: str) -> None:
         if placement.name not in self._parts:
@@ -304,6 +297,17 @@ def absent_modules(model: nn.Module) -> frozenset[str]:
         f"{path}.{absent}" if path else absent
         for path, module in model.named_modules()
         for absent in getattr(module, "absent_modules", ())
+    )
+
+
+def is_absent(name: str, absent: frozenset[str]) -> bool:
+    """Another worker has this weight, or all of the module that it is a part of."""
+    if not absent:
+        return False
+    return any(
+        path in absent
+        for full_name in (name, f"{BACKBONE}.{name}")
+        for path in accumulate(full_name.split("."), "{}.{}".format)
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from quire.worker.weight_loading import (
     Holders,
     absent_modules,
     check_finite,
+    is_absent,
     quantized_piece,
 )
 
@@ -150,21 +150,16 @@ class WeightUpdate:
 
     def _placements(self, source: str, weight: Tensor) -> Iterator[tuple[str, Placement]]:
         """(name of the parameter, placement) of what this worker keeps."""
-        if self._is_absent(self._map.rename(source)):
+        if is_absent(self._map.rename(source), self._absent):
             return
         for placement in self._map.place(source, weight):
-            if self._is_absent(placement.name):
+            if is_absent(placement.name, self._absent):
                 continue
             names = (placement.name, f"{BACKBONE}.{placement.name}")
             name = next((one for one in names if one in self._parameters), None)
             if name is None or placement.part not in parts_of(self._parameters[name]):
                 raise ModelError(f"{source}: the model has no such weight. Send names as its checkpoint has them.")
             yield name, placement
-
-    def _is_absent(self, name: str) -> bool:
-        """Another worker has it."""
-        paths = (path for full in (name, f"{BACKBONE}.{name}") for path in accumulate(full.split("."), "{}.{}".format))
-        return bool(self._absent) and any(path in self._absent for path in paths)
 
     def _replace(self, first_name: str, parameter: nn.Parameter) -> None:
         """The plan's module packs as the model's has packed; what comes out is copied over the old bytes."""
