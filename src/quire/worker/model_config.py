@@ -72,7 +72,9 @@ def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]
         plain = default.default if isinstance(default, Nullable) else default
         value = config.__dict__.setdefault(key, copy.deepcopy(plain))
         if not (value is None and is_nullable):
-            _check(file, key, value, plain)
+            # as the file calls it
+            given = next((name for name, own in names.items() if own == key and name in values), key)
+            _check(file, key, given, value, plain)
     _check_layer_types(file, config)
     complete = getattr(model_class, "complete_config", None)
     if complete is not None:
@@ -80,7 +82,7 @@ def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]
     return config
 
 
-def _check(file: Path, key: str, value: Any, default: Any) -> None:
+def _check(file: Path, key: str, given: str, value: Any, default: Any) -> None:
     """A value must be of its default's kind. A key whose default is null may hold anything, but for a size."""
     is_size = _SIZES.fullmatch(key) is not None and key not in _MAY_BE_ZERO
     if default is None and not is_size:
@@ -89,16 +91,16 @@ def _check(file: Path, key: str, value: Any, default: Any) -> None:
     allowed = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, allowed) or isinstance(value, bool) is not isinstance(default, bool):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[type(default)]
-        raise ModelError(f"{file}: {key}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
+        raise ModelError(f"{file}: {given}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
     if is_size and isinstance(default, int) and not isinstance(default, bool) and value < 1:
-        raise ModelError(f"{file}: {key}={value} must be at least 1. Correct config.json.")
+        raise ModelError(f"{file}: {given}={value} must be at least 1. Correct config.json.")
     most = _MOST_LAYERS if key in _LAYERS else _MOST
     if isinstance(default, int) and not isinstance(default, bool) and value > most:
-        raise ModelError(f"{file}: {key}={value} must be at most {most:,}. Correct config.json.")
+        raise ModelError(f"{file}: {given}={value} must be at most {most:,}. Correct config.json.")
     if isinstance(default, float) and not math.isfinite(value):
-        raise ModelError(f"{file}: {key}={value} must be a finite number. Correct config.json.")
+        raise ModelError(f"{file}: {given}={value} must be a finite number. Correct config.json.")
     if isinstance(default, int) and value < 0:
-        raise ModelError(f"{file}: {key}={value} must not be negative. Correct config.json.")
+        raise ModelError(f"{file}: {given}={value} must not be negative. Correct config.json.")
 
 
 def _check_layer_types(file: Path, config: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ class Heads:
 
     rotary: nn.Module
     positions: Tensor
-    query_norm: RMSNorm | None = None
-    key_norm: RMSNorm | None = None
+    query_norm: Any = None
+    key_norm: Any = None
 
     def apply(self, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
         """Query and key as they meet, in place where there are no norms."""

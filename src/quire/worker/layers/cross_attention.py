@@ -23,10 +23,10 @@ class CrossAttention(nn.Module):
         self.value = ColumnParallelLinear(size, inner, bias=bias)
         num_own_heads = self.query.group.share_of(num_heads, heads_option)
         self.attn = Attention(num_own_heads, num_own_heads, head_dim, scale, name=f"{name}.attn", part=SOURCE)
-        self.out_proj = RowParallelLinear(inner, size, bias=bias)
+        self.o_proj = RowParallelLinear(inner, size, bias=bias)
 
     def remember(self, encoded_AE: Tensor) -> None:
         self.attn.store(self.key(encoded_AE), self.value(encoded_AE))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.out_proj(self.attn(self.query(hidden)))
+        return self.o_proj(self.attn(self.query(hidden)))

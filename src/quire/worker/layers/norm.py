@@ -110,6 +110,16 @@ class LayerNorm(nn.Module):
         self.weight = make_parameter(size) if affine else None
         self.bias = make_parameter(size) if affine and bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """As RMSNorm's."""
         source = reference if is_traced() else kernels
-        return source.layer_norm(x, self.weight, self.bias, self.eps)
+        summed = x if residual is None else x + residual
+        # of heads that lie in a row with others, too
+        normed = source.layer_norm(summed.contiguous(), self.weight, self.bias, self.eps)
+        return normed if residual is None else (normed, summed)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.worker.layers.norm import RMSNorm
-from quire.worker.layers.vision_tower import made_by, places_by_square, tower_activation, turned
+from quire.worker.layers.vision_tower import GatedTowerMLP, made_by, places_by_square, turned
 from quire.worker.staging import send
 
 _EPS = 1e-5
@@ -38,25 +38,13 @@ class PixtralAttention(nn.Module):
         return self.o_proj(seen_HPD.transpose(0, 1).flatten(1))
 
 
-class PixtralMLP(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        size, inner = vision.hidden_size, vision.intermediate_size
-        self.activation = tower_activation(vision.hidden_act, "vision_config.hidden_act")
-        self.gate_proj, self.up_proj = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
-
-
 class PixtralLayer(nn.Module):
     def __init__(self, vision: Any) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(vision.hidden_size, _EPS)
         self.ffn_norm = RMSNorm(vision.hidden_size, _EPS)
         self.attention = PixtralAttention(vision)
-        self.feed_forward = PixtralMLP(vision)
+        self.feed_forward = GatedTowerMLP(vision, bias=False)
 
     def forward(self, hidden_PE: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
         hidden_PE = hidden_PE + self.attention(self.attention_norm(hidden_PE), cos_PD, sin_PD)

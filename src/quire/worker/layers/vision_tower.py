@@ -71,6 +71,18 @@ class TowerMLP(nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
+class GatedTowerMLP(nn.Module):
+    def __init__(self, vision: Any, *, bias: bool) -> None:
+        super().__init__()
+        size, inner = vision.hidden_size, vision.intermediate_size
+        self.activation = tower_activation(vision.hidden_act, "vision_config.hidden_act")
+        self.gate_proj, self.up_proj = nn.Linear(size, inner, bias=bias), nn.Linear(size, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
 class TowerLayer(nn.Module):
     def __init__(self, vision: Any) -> None:
         super().__init__()

@@ -161,7 +161,7 @@ def check_is_encoder(config: Any) -> None:
 
 
 class BertEncoder(Encoder):
-    architectures = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
+    architectures: tuple[str, ...] = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
     checkpoint_map = bert_map("bert", "cls.", "bert.pooler.", "pooler.")
     config_defaults = CONFIG_DEFAULTS
     complete_config = staticmethod(check_is_encoder)
@@ -170,16 +170,14 @@ class BertEncoder(Encoder):
         super().__init__(BertModel(config))
 
 
-class BertClassifier(Encoder):
+class BertClassifier(BertEncoder):
     """What the state of the first token says of the whole text."""
 
     architectures = ("BertForSequenceClassification",)
     checkpoint_map = bert_map("bert", **{"bert.pooler": "pooler"})
-    config_defaults = CONFIG_DEFAULTS
-    complete_config = staticmethod(check_is_encoder)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(BertModel(config))
+        super().__init__(config, max_model_len)
         self.pooler = nn.ModuleDict({"dense": ReplicatedLinear(config.hidden_size, config.hidden_size)})
         self.classifier = ReplicatedLinear(config.hidden_size, num_labels_of(config))
 

@@ -28,6 +28,8 @@ MERGED: Mapping[str, tuple[str, Part]] = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
+# the same where feed-forward layers have no gate
+QKV = {name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")}
 
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|up_proj|down_proj)")
 

@@ -25,9 +25,8 @@ from quire.worker.layers import (
 )
 from quire.worker.layers.rotary import rope_parameters, yarn_magnitude
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel
+from quire.worker.models.llama import LlamaLike, LlamaMLP, Parts
 
 
 class LatentAttention(nn.Module):
@@ -180,8 +179,9 @@ LATENT_DEFAULTS: dict[str, Any] = {
 }
 
 
-class DeepseekV2ForCausalLM(CausalLM):
+class DeepseekV2ForCausalLM(LlamaLike):
     architectures = ("DeepseekV2ForCausalLM",)
+    parts = Parts(LatentAttention, make_mlp, is_interleaved=True)
     config_defaults = {
         **LATENT_DEFAULTS,
         "vocab_size": 102_400,
@@ -204,8 +204,7 @@ class DeepseekV2ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=True)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.checkpoint_map = latent_map(config)
 
 

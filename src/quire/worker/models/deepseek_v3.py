@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from torch import nn
 
 from quire.worker.layers import Routing
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.deepseek_v2 import (
     LATENT_DEFAULTS,
     LatentAttention,
@@ -17,7 +17,7 @@ from quire.worker.models.deepseek_v2 import (
     latent_map,
     refuse_other_values,
 )
-from quire.worker.models.llama import LlamaModel, MakeAttention, MakeMLP
+from quire.worker.models.llama import LlamaLike, MakeAttention, MakeMLP, Parts
 from quire.worker.models.multi_token import MultiToken
 
 
@@ -67,9 +67,10 @@ def drafting_layers(config: Any) -> tuple[str, ...]:
     return tuple(f"model.layers.{index}." for index in range(first, first + config.num_nextn_predict_layers))
 
 
-class DeepseekV3ForCausalLM(CausalLM):
+class DeepseekV3ForCausalLM(LlamaLike):
     multi_token = next_layer(LatentAttention, is_interleaved=lambda config: bool(config.rope_interleave))
     architectures = ("DeepseekV3ForCausalLM",)
+    parts = Parts(LatentAttention, make_mlp)
     config_defaults = {
         **LATENT_DEFAULTS,
         "vocab_size": 129_280,
@@ -93,8 +94,8 @@ class DeepseekV3ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=config.rope_interleave)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        parts = dataclasses.replace(self.parts, is_interleaved=config.rope_interleave)
+        super().__init__(config, max_model_len, parts=parts)
         self.checkpoint_map = latent_map(config, drafting_layers(config))
 
 

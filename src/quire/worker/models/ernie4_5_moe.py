@@ -11,9 +11,8 @@ from quire.errors import ModelError
 from quire.worker.layers import Experts, Routing
 from quire.worker.layers.stored_weight import read
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads, make_attention
+from quire.worker.models.llama import LlamaLike, LlamaMLP, Parts, complete_kv_heads, make_attention
 from quire.worker.models.multi_token import MultiToken
 
 # Weights of experts are divided by their sum, or by this where it is less: a softmax that leaves its k greatest so
@@ -56,8 +55,9 @@ def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
     return [(name, line.flatten())]
 
 
-class Ernie4_5_MoeForCausalLM(CausalLM):  # noqa: N801 (as in config.json)
+class Ernie4_5_MoeForCausalLM(LlamaLike):  # noqa: N801 (as in config.json)
     architectures = ("Ernie4_5_MoeForCausalLM",)
+    parts = Parts(make_attention, make_mlp, is_interleaved=True)
     # its layer has no experts
     multi_token = MultiToken(
         make_attention,
@@ -103,10 +103,6 @@ class Ernie4_5_MoeForCausalLM(CausalLM):  # noqa: N801 (as in config.json)
         "tie_word_embeddings": True,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp, is_interleaved=True)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Ernie4_5_MoeForCausalLM

@@ -7,17 +7,15 @@ from typing import Any
 
 from quire.worker.layers import NoPositions, RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, PostNormDecoderLayer, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, PostNormDecoderLayer, complete_kv_heads
 from quire.worker.models.qwen2 import window_of_layer
-from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.models.qwen3 import normed_attention
 
 
-def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Qwen3Attention:
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     window = window_of_layer(config, index)
     is_turned = window > 0 or config.sliding_window is None
-    return Qwen3Attention(config, index, name, rotary if is_turned else NoPositions(), window)
+    return normed_attention(config, name, rotary if is_turned else NoPositions(), window)
 
 
 def complete_config(config: Any) -> None:
@@ -33,9 +31,9 @@ def complete_config(config: Any) -> None:
         ]
 
 
-class Exaone4ForCausalLM(CausalLM):
+class Exaone4ForCausalLM(LlamaLike):
     architectures = ("Exaone4ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention, layer=PostNormDecoderLayer)
     config_defaults = {
         "vocab_size": 102_400,
         "hidden_size": 4096,
@@ -52,10 +50,6 @@ class Exaone4ForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, layer_class=PostNormDecoderLayer)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Exaone4ForCausalLM

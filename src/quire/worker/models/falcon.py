@@ -2,75 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.layers import LayerNorm, PlainMLP, RotaryEmbedding, VocabEmbedding, alibi_slopes
-from quire.worker.models.bloom import MODULES, PREFIXES, QKV, PlainAttention
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import CheckpointMap, split_qkv
+from quire.worker.layers import NoPositions, PlainMLP, RotaryEmbedding, alibi_slopes
+from quire.worker.layers.plain_attention import PlainAttention
+from quire.worker.models.bloom import MODULES, PREFIXES, make_norm
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap, split_qkv
+from quire.worker.models.llama import LlamaDecoderLayer, LlamaLike, ParallelDecoderLayer, Parts
 
 
 class FalconAttention(PlainAttention):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding | None) -> None:
+    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding | NoPositions) -> None:
         size, heads = config.hidden_size, config.num_attention_heads
         slopes = None
-        if rotary is None:
+        if config.alibi:
             # rounded, and scaled as the scores are: so they were published
             slopes = alibi_slopes(heads).bfloat16().float() * (size // heads) ** -0.5
-        name = f"model.h.{index}.self_attention"
         super().__init__(size, heads, num_kv_heads(config), name=name, bias=config.bias, slopes=slopes)
         self.rotary = rotary
 
-    def turned(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        """Attention of what positions have turned, if they do."""
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query, key, value = self.qkv_proj(hidden)
-        if self.rotary is not None:
-            self.rotary(positions, query, key, self.head_dim)
+        self.rotary(positions, query, key, self.head_dim)
         return self.o_proj(self.attn(query, key, value))
 
 
-class FalconBlock(nn.Module):
-    """Both branches see the same hidden states, through one norm or one each; or one branch sees the other's output."""
-
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding | None) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.layer_norm_epsilon
-        self.self_attention = FalconAttention(config, index, rotary)
-        self.mlp = PlainMLP(size, config.ffn_hidden_size, config.activation, bias=config.bias)
-        self.is_parallel = config.parallel_attn
-        self.has_two_norms = has_two_norms(config)
-        names = ["ln_attn", "ln_mlp"] if self.is_parallel else ["input_layernorm", "post_attention_layernorm"]
-        if not self.has_two_norms:
-            names = ["input_layernorm"]
-        self.norms = nn.ModuleDict({name: LayerNorm(size, eps) for name in names})
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        norms = list(self.norms.values())
-        last = norms[-1]
-        x = norms[0](hidden)
-        attended = self.self_attention.turned(positions, x)
-        if not self.is_parallel:
-            hidden = hidden + attended
-            return hidden + self.mlp(last(hidden))
-        return hidden + (self.mlp(last(hidden) if self.has_two_norms else x) + attended)
+def make_mlp(config: Any, index: int) -> PlainMLP:
+    return PlainMLP(config.hidden_size, config.ffn_hidden_size, config.activation, bias=config.bias)
 
 
-class FalconModel(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__()
-        rotary = None if config.alibi else RotaryEmbedding.from_config(config, max_model_len)
-        self.word_embeddings = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.h = nn.ModuleList(FalconBlock(config, index, rotary) for index in range(config.num_hidden_layers))
-        self.ln_f = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.word_embeddings(input_ids) if input_embeds is None else input_embeds
-        for block in self.h:
-            hidden = block(positions, hidden)
-        return self.ln_f(hidden)
+def parts_of(config: Any) -> Parts:
+    """The branches see the same hidden states, through one norm or one each; or one sees the other's output."""
+    layer = partial(ParallelDecoderLayer, has_two_norms=has_two_norms(config))
+    return Parts(
+        FalconAttention,
+        make_mlp,
+        make_norm,
+        layer if config.parallel_attn else LlamaDecoderLayer,
+        rotary=None if config.alibi else RotaryEmbedding,
+    )
 
 
 def num_kv_heads(config: Any) -> int:
@@ -105,7 +79,7 @@ def complete_config(config: Any) -> None:
         )
 
 
-class FalconForCausalLM(CausalLM):
+class FalconForCausalLM(LlamaLike):
     architectures = ("FalconForCausalLM", "RWForCausalLM")
     config_names = {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
     config_defaults = {
@@ -129,12 +103,10 @@ class FalconForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = FalconModel(config, max_model_len)
-        super().__init__(model, head_of(config, model.word_embeddings))
-        norms = ("input_layernorm", "post_attention_layernorm", "ln_attn", "ln_mlp")
+        super().__init__(config, max_model_len, parts=parts_of(config))
         self.checkpoint_map = CheckpointMap(
             merged=QKV,
-            modules={**MODULES, **{name: f"norms.{name}" for name in norms}},
+            modules={**MODULES, "ln_attn": "input_layernorm", "ln_mlp": "mlp_layernorm"},
             prefixes=PREFIXES,
             convert=split_qkv("query_key_value", config.num_attention_heads, num_kv_heads(config)),
         )

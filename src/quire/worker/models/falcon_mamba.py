@@ -7,7 +7,7 @@ from typing import Any
 from quire.worker.layers import PlainNorm
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.mamba import DEFAULTS, MambaForCausalLM, MambaMixer, complete_config, make_mixer
-from quire.worker.models.mamba2 import MambaModel
+from quire.worker.models.mamba2 import model_of
 
 
 def make_normed_mixer(config: Any, name: str) -> MambaMixer:
@@ -26,7 +26,7 @@ class FalconMambaForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = MambaModel(config, make_normed_mixer)
+        model = model_of(config, make_normed_mixer)
         super().__init__(model, head_of(config, model.embeddings))
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
 from quire.worker.layers.vision_tower import TowerEmbeddings, TowerLayer, places_by_square
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.gemma3_text import Gemma3ForCausalLM, Gemma3Model
+from quire.worker.models.gemma3_text import Gemma3ForCausalLM
 from quire.worker.models.gemma3_text import complete_config as complete_text
+from quire.worker.models.llama import LlamaLike
 from quire.worker.models.qwen2_5_vl import check_vision, complete_vision, take_text_config
 from quire.worker.staging import send
 
@@ -84,8 +84,10 @@ def _complete(config: Any) -> None:
         )
 
 
-class Gemma3ForConditionalGeneration(CausalLM):
+class Gemma3ForConditionalGeneration(LlamaLike):
     architectures = ("Gemma3ForConditionalGeneration",)
+    parts = Gemma3ForCausalLM.parts
+    config_names = Gemma3ForCausalLM.config_names
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         prefixes={
@@ -118,17 +120,12 @@ class Gemma3ForConditionalGeneration(CausalLM):
     complete_config = staticmethod(_complete)
     takes_images = True
     image_modules = ("vision_tower", "multi_modal_projector")
-    has_grid_positions = False
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = Gemma3Model(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.vision_tower = Tower(config.vision_config)
         self.multi_modal_projector = Projector(config)
         self.tokens_of_side = math.isqrt(config.mm_tokens_per_image)
-
-    def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        return self.model.embed(input_ids)
 
     def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor:
         """One embedding for each placeholder, out of patches that stand square by square."""

@@ -6,26 +6,27 @@ h = h + norm(mlp(norm(h)))
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.layers import (
-    GatedActivation,
-    MergedColumnParallelLinear,
-    RMSNorm,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabEmbedding,
-    activation,
-)
-from quire.worker.layers.rotary import parameters_by_kind, rotary_of_layers
+from quire.worker.layers import RMSNorm, RotaryEmbedding, activation
+from quire.worker.layers.rotary import parameters_by_kind
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, complete_heads
+from quire.worker.models.llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaLike,
+    LlamaModel,
+    MakeNorm,
+    Parts,
+    complete_heads,
+    make_centred_norm,
+    make_plain_mlp,
+)
 from quire.worker.models.qwen2 import window_of_layer
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -33,83 +34,47 @@ _PATTERN = 6
 _THETAS = {_SLIDING: ("rope_local_base_freq", 10_000.0), _FULL: ("rope_theta", 1_000_000.0)}
 
 
-def _make_norm(config: Any, size: int | None = None) -> RMSNorm:
-    return RMSNorm(size or config.hidden_size, config.rms_norm_eps, is_zero_centred=True)
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    return LlamaAttention(
+        config,
+        name,
+        rotary,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        sliding_window=window_of_layer(config, index),
+        scale=config.query_pre_attn_scalar**-0.5,
+        make_head_norm=partial(RMSNorm, eps=config.rms_norm_eps, is_zero_centred=True),
+    )
 
 
-class Gemma3Attention(LlamaAttention):
-    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
-        super().__init__(
-            config,
-            name,
-            rotary,
-            qkv_bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            sliding_window=window_of_layer(config, index),
-            scale=config.query_pre_attn_scalar**-0.5,
-        )
-        self.q_norm = _make_norm(config, self.head_dim)
-        self.k_norm = _make_norm(config, self.head_dim)
+class Gemma3Layer(LlamaDecoderLayer):
+    """Each half has a norm before it and one behind it."""
 
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj(hidden)
-        query = self.q_norm(query.view(-1, self.attn.num_heads, self.head_dim)).flatten(1)
-        key = self.k_norm(key.view(-1, self.attn.num_kv_heads, self.head_dim)).flatten(1)
-        self.rotary(positions, query, key, self.head_dim)
-        return self.o_proj(self.attn(query, key, value))
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm) -> None:
+        super().__init__(config, attention, mlp, make_norm)
+        self.pre_feedforward_layernorm = make_norm(config)
+        self.post_feedforward_layernorm = make_norm(config)
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        attended = self.post_attention_layernorm(self.self_attn(positions, hidden))
+        hidden, residual = self.pre_feedforward_layernorm(attended, residual)
+        return self.post_feedforward_layernorm(self.mlp(hidden)), residual
 
 
-class Gemma3MLP(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(size, [inner, inner], bias=False)
-        self.act = GatedActivation(config.hidden_activation)
-        self.down_proj = RowParallelLinear(inner, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))
-
-
-class Gemma3Layer(nn.Module):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
-        super().__init__()
-        self.self_attn = Gemma3Attention(config, index, f"model.layers.{index}.self_attn", rotary)
-        self.mlp = Gemma3MLP(config)
-        self.input_layernorm = _make_norm(config)
-        self.post_attention_layernorm = _make_norm(config)
-        self.pre_feedforward_layernorm = _make_norm(config)
-        self.post_feedforward_layernorm = _make_norm(config)
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        attended = self.post_attention_layernorm(self.self_attn(positions, self.input_layernorm(hidden)))
-        hidden, residual = self.pre_feedforward_layernorm(attended, hidden)
-        return residual + self.post_feedforward_layernorm(self.mlp(hidden))
-
-
-class Gemma3Model(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__()
+class Gemma3Model(LlamaModel):
+    def __init__(self, config: Any, *arguments: Any, **further: Any) -> None:
+        super().__init__(config, *arguments, **further)
         size = config.hidden_size
-        self.embed_tokens = VocabEmbedding(config.vocab_size, size)
         # of a row of embeddings, rounded as the model's type rounds it
         self.register_buffer("embed_scale", torch.full((size,), size**0.5), persistent=False)
-        rotary = rotary_of_layers(config, max_model_len)
-        self.layers = nn.ModuleList(
-            Gemma3Layer(config, index, rotary[index]) for index in range(config.num_hidden_layers)
-        )
-        self.norm = _make_norm(config)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        scaled: Tensor = self.embed_tokens(input_ids) * self.embed_scale
+        scaled: Tensor = super().embed(input_ids) * self.embed_scale
         return scaled
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embed(input_ids) if input_embeds is None else input_embeds
-        for layer in self.layers:
-            hidden = layer(positions, hidden)
-        normed: Tensor = self.norm(hidden)
-        return normed
 
 
 def complete_config(config: Any) -> None:
@@ -132,10 +97,11 @@ def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
     return parameters_by_kind(config, thetas, _FULL)
 
 
-class Gemma3ForCausalLM(CausalLM):
-    architectures = ("Gemma3ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
-    config_defaults = {
+class Gemma3ForCausalLM(LlamaLike):
+    architectures: tuple[str, ...] = ("Gemma3ForCausalLM",)
+    parts = Parts(make_attention, make_plain_mlp, make_centred_norm, Gemma3Layer, Gemma3Model)
+    config_names = {"hidden_activation": "hidden_act"}
+    config_defaults: dict[str, Any] = {
         "vocab_size": 262_208,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -143,7 +109,7 @@ class Gemma3ForCausalLM(CausalLM):
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
@@ -156,8 +122,7 @@ class Gemma3ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = Gemma3Model(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.soft_cap = config.final_logit_softcapping
         self._tanh = activation("tanh")
 

@@ -18,7 +18,7 @@ from quire.worker.layers.stored_weight import read
 from quire.worker.model_config import Nullable
 from quire.worker.models.gemma4_text import Gemma4ForCausalLM, complete_config
 from quire.worker.models.gemma4_tower import BOUNDS, Projector, Tower
-from quire.worker.models.qwen2_5_vl import complete_vision
+from quire.worker.models.qwen2_5_vl import complete_vision, take_text_config
 
 _VISION_DEFAULTS = {
     "hidden_size": 768,
@@ -42,10 +42,7 @@ _TOWER, _PROJECTOR = "vision_tower", "embed_vision"
 
 def complete_whole(config: Any) -> None:
     """The keys of text stand in a `text_config` of their own."""
-    for key, value in (getattr(config, "text_config", None) or {}).items():
-        # whether it is tied is said of the whole, or of the text
-        if key not in ("model_type", "architectures") and not (key == "tie_word_embeddings" and not value):
-            setattr(config, Gemma4ForCausalLM.config_names.get(key, key), value)
+    take_text_config(config)
     complete_config(config)
     if config.vision_config is None:
         return

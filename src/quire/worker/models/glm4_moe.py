@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from quire.worker.layers import RotaryEmbedding
+from quire.worker.layers import RMSNorm, RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.deepseek_v3 import drafting_layers, make_mlp, next_layer
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_kv_heads
-from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
-    if config.use_qk_norm:
-        return Qwen3Attention(config, index, name, rotary, 0, output_bias=False)
-    return LlamaAttention(config, name, rotary, qkv_bias=config.attention_bias, output_bias=False)
+    norm = partial(RMSNorm, eps=config.rms_norm_eps) if config.use_qk_norm else None
+    return LlamaAttention(config, name, rotary, qkv_bias=config.attention_bias, make_head_norm=norm)
 
 
-class Glm4MoeForCausalLM(CausalLM):
+class Glm4MoeForCausalLM(LlamaLike):
     architectures = ("Glm4MoeForCausalLM",)
+    parts = Parts(make_attention, make_mlp)
     multi_token = next_layer(make_attention)
     # as Transformers writes them since its fifth version
     config_names = {"num_mtp_layers": "num_nextn_predict_layers", "num_local_experts": "n_routed_experts"}
@@ -49,11 +48,9 @@ class Glm4MoeForCausalLM(CausalLM):
         "routed_scaling_factor": 1.0,
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(complete_kv_heads)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.checkpoint_map = CheckpointMap(
             merged=MERGED, modules={"shared_experts": "shared_expert"}, ignored_modules=drafting_layers(config)
         )

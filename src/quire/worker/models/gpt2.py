@@ -4,113 +4,85 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.attention import Attention
-from quire.worker.layers import (
-    ColumnParallelLinear,
-    Embedding,
-    LayerNorm,
-    QKVParallelLinear,
-    RowParallelLinear,
-    VocabEmbedding,
-    activation,
-)
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.layers import Embedding, LayerNorm, PlainMLP
+from quire.worker.layers.plain_attention import PlainAttention
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
+from quire.worker.models.llama import LlamaLike, LlamaModel, Parts
 
 
-class GPT2Attention(nn.Module):
-    def __init__(self, config: Any, index: int) -> None:
-        super().__init__()
-        head_dim = config.n_embd // config.n_head
-        scale = head_dim**-0.5 if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            scale /= index + 1
-        self.qkv_proj = QKVParallelLinear(config.n_embd, head_dim, config.n_head, config.n_head)
-        self.c_proj = RowParallelLinear(config.n_embd, config.n_embd)
-        self.attn = Attention(
-            self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, head_dim, scale, name=f"model.h.{index}.attn.attn"
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.c_proj(self.attn(*self.qkv_proj(hidden)))
+def make_attention(config: Any, index: int, name: str, rotary: Any) -> PlainAttention:
+    size, num_heads = config.hidden_size, config.num_attention_heads
+    scale = (size // num_heads) ** -0.5 if config.scale_attn_weights else 1.0
+    if config.scale_attn_by_inverse_layer_idx:
+        scale /= index + 1
+    return PlainAttention(size, num_heads, num_heads, name=name, scale=scale)
 
 
-class GPT2MLP(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        inner = config.n_inner or 4 * config.n_embd
-        self.c_fc = ColumnParallelLinear(config.n_embd, inner)
-        self.act = activation(config.activation_function)
-        self.c_proj = RowParallelLinear(inner, config.n_embd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(self.act(self.c_fc(x)))
+def make_mlp(config: Any, index: int) -> PlainMLP:
+    size = config.hidden_size
+    return PlainMLP(size, config.n_inner or 4 * size, config.activation_function, bias=True)
 
 
-class GPT2Block(nn.Module):
-    def __init__(self, config: Any, index: int) -> None:
-        super().__init__()
-        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.attn = GPT2Attention(config, index)
-        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = GPT2MLP(config)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attn(self.ln_1(hidden))
-        return hidden + self.mlp(self.ln_2(hidden))
+def make_norm(config: Any) -> LayerNorm:
+    return LayerNorm(config.hidden_size, config.layer_norm_epsilon)
 
 
-class GPT2Model(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.wte = VocabEmbedding(config.vocab_size, config.n_embd)
-        self.wpe = Embedding(config.n_positions, config.n_embd)
-        self.h = nn.ModuleList(GPT2Block(config, index) for index in range(config.n_layer))
-        self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon)
+class GPT2Model(LlamaModel):
+    def __init__(self, config: Any, *arguments: Any, **further: Any) -> None:
+        super().__init__(config, *arguments, **further)
+        self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.wte(input_ids) if input_embeds is None else input_embeds
-        hidden = hidden + self.wpe(positions)
-        for block in self.h:
-            hidden = block(hidden)
-        return self.ln_f(hidden)
+    def enter(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        return embedded + self.embed_positions(positions)
 
 
 def as_linear(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """GPT-2 stores [in, out] where a linear layer has [out, in], and query, key and value in one."""
-    if not name.endswith((".c_attn.weight", ".c_attn.bias", ".c_proj.weight", ".c_fc.weight")):
+    if not name.endswith((".c_attn.weight", ".c_attn.bias", ".c_proj.weight", ".c_proj.bias", ".up_proj.weight")):
         return [(name, tensor)]
     if name.endswith("weight") and tensor.ndim == 2:
         tensor = tensor.t()
+    name = name.replace("self_attn.c_proj", "self_attn.o_proj").replace("mlp.c_proj", "mlp.down_proj")
     if ".c_attn." not in name or tensor.shape[0] % 3:
         return [(name, tensor)]
-    return [(name.replace("c_attn", f"{part}_proj"), piece) for part, piece in zip("qkv", tensor.chunk(3), strict=True)]
+    return [(name.replace("c_attn", part), piece) for part, piece in zip(QKV, tensor.chunk(3), strict=True)]
 
 
-class GPT2LMHeadModel(CausalLM):
+class GPT2LMHeadModel(LlamaLike):
     architectures = ("GPT2LMHeadModel",)
+    parts = Parts(make_attention, make_mlp, make_norm, model=GPT2Model, rotary=None)
     checkpoint_map = CheckpointMap(
-        merged={f"{part}_proj": ("qkv_proj", part) for part in "qkv"},
+        merged=QKV,
+        modules={
+            "wte": "embed_tokens",
+            "wpe": "embed_positions",
+            "h": "layers",
+            "ln_1": "input_layernorm",
+            "attn": "self_attn",
+            "ln_2": "post_attention_layernorm",
+            "c_fc": "up_proj",
+            "ln_f": "norm",
+        },
         # the original files hold the backbone alone, without a prefix
         prefixes={"transformer.": "model."} | {f"{part}.": f"model.{part}." for part in ("wte", "wpe", "h", "ln_f")},
         ignored=(".attn.bias", ".attn.masked_bias"),
         convert=as_linear,
     )
     config_names = {
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
+        "n_embd": "hidden_size",
+        "n_positions": "max_position_embeddings",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
     }
     config_defaults = {
         "vocab_size": 50_257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
+        "max_position_embeddings": 1024,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
         "n_inner": None,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
@@ -123,8 +95,7 @@ class GPT2LMHeadModel(CausalLM):
     def __init__(self, config: Any, max_model_len: int) -> None:
         if config.add_cross_attention:
             raise ModelError("config.json: add_cross_attention=True means an encoder, which Quire does not have.")
-        model = GPT2Model(config)
-        super().__init__(model, head_of(config, model.wte))
+        super().__init__(config, max_model_len)
 
 
 MODEL = GPT2LMHeadModel

@@ -9,18 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.worker.layers import (
-    ClampedSwiGLU,
-    Experts,
-    QKVParallelLinear,
-    RotaryEmbedding,
-    Routing,
-    make_parameter,
-)
+from quire.worker.layers import ClampedSwiGLU, Experts, QKVParallelLinear, RotaryEmbedding, Routing, make_parameter
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_heads
 from quire.worker.models.qwen2 import window_of_layer
 
 _YARN = {
@@ -99,8 +91,9 @@ def _parts(expert: str, projection: str, leaf: str, weight: Any) -> list[tuple[s
     return [(f"{expert}.gate_proj.{leaf}", select(rows[::2])), (f"{expert}.up_proj.{leaf}", select(rows[1::2]))]
 
 
-class GptOssForCausalLM(CausalLM):
+class GptOssForCausalLM(LlamaLike):
     architectures = ("GptOssForCausalLM",)
+    parts = Parts(GptOssAttention, make_mlp)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={"router": "gate", "sinks": "attn.sinks"},
@@ -130,10 +123,6 @@ class GptOssForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, GptOssAttention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = GptOssForCausalLM

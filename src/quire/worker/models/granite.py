@@ -7,9 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quire.worker.layers import RotaryEmbedding
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaLike, Parts
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
@@ -31,17 +29,13 @@ class GraniteDecoderLayer(LlamaDecoderLayer):
             hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn(positions, hidden) * self.residual_multiplier
         hidden, residual = self.post_attention_layernorm(hidden, residual)
-        return self.feed_forward(hidden) * self.residual_multiplier, residual
-
-    def feed_forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.mlp(hidden)
-        return out
+        return self.mlp(hidden) * self.residual_multiplier, residual
 
 
-class GraniteForCausalLM(CausalLM):
-    architectures = ("GraniteForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
-    config_defaults = {
+class GraniteForCausalLM(LlamaLike):
+    architectures: tuple[str, ...] = ("GraniteForCausalLM",)
+    parts = Parts(make_attention, layer=GraniteDecoderLayer)
+    config_defaults: dict[str, Any] = {
         "vocab_size": 32_000,
         "hidden_size": 4096,
         "intermediate_size": 11_008,
@@ -59,17 +53,9 @@ class GraniteForCausalLM(CausalLM):
         "residual_multiplier": 1.0,
         "attention_multiplier": 1.0,
     }
-    complete_config = staticmethod(complete_kv_heads)
 
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(
-            config,
-            max_model_len,
-            make_attention,
-            layer_class=GraniteDecoderLayer,
-            embedding_multiplier=config.embedding_multiplier,
-        )
-        super().__init__(model, head_of(config, model.embed_tokens))
+    def __init__(self, config: Any, max_model_len: int, *, parts: Parts | None = None) -> None:
+        super().__init__(config, max_model_len, parts=parts, embedding_multiplier=config.embedding_multiplier)
         self.logits_scaling = config.logits_scaling
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -7,16 +7,16 @@ hidden = hidden + m (experts(norm(hidden)) + shared_mlp(norm(hidden)))
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.layers import Experts, NoPositions, RotaryEmbedding, Routing, VocabEmbedding
-from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.layers import Experts, RotaryEmbedding, Routing
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
-from quire.worker.models.granite import GraniteDecoderLayer
-from quire.worker.models.llama import LlamaAttention, LlamaMLP, complete_kv_heads, make_norm
+from quire.worker.models.granite import GraniteDecoderLayer, GraniteForCausalLM, make_attention
+from quire.worker.models.llama import LlamaMLP, Parts, complete_kv_heads
 from quire.worker.models.mamba2_mixer import (
     MIXER_DEFAULTS,
     SCAN_WEIGHTS,
@@ -36,62 +36,24 @@ _SHARED = re.compile(r"(.*)\.shared_mlp\.(input_linear|output_linear)\.weight")
 _ROUTER = re.compile(r"(.*)\.block_sparse_moe\.router(\.layer)?\.weight")
 
 
-def make_positions(config: Any, max_model_len: int) -> nn.Module:
-    if config.position_embedding_type == "rope":
-        return RotaryEmbedding.from_config(config, max_model_len)
-    return NoPositions()
-
-
-def make_mixer(config: Any, index: int, positions: nn.Module) -> nn.Module:
-    name = f"model.layers.{index}.self_attn"
+def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
     if config.layer_types[index] == "full_attention":
-        bias = config.attention_bias
-        return LlamaAttention(
-            config, name, positions, qkv_bias=bias, output_bias=bias, scale=config.attention_multiplier
-        )
+        return make_attention(config, index, name, rotary)
     return Mamba2Mixer(mixer_sizes(config), name)
 
 
-class GraniteMoeHybridLayer(GraniteDecoderLayer):
-    def __init__(self, config: Any, index: int, positions: nn.Module) -> None:
-        shared = LlamaMLP(config, bias=False, inner_size=config.shared_intermediate_size)
-        super().__init__(config, make_mixer(config, index, positions), shared)
-        self.experts = make_experts(config) if config.num_local_experts else None
-
-    def feed_forward(self, hidden: Tensor) -> Tensor:
-        out = super().feed_forward(hidden)
-        return out if self.experts is None else self.experts(hidden) + out
-
-
-def make_experts(config: Any) -> Experts:
+def make_mlp(config: Any, index: int) -> nn.Module:
+    shared = LlamaMLP(config, bias=False, inner_size=config.shared_intermediate_size)
+    if not config.num_local_experts:
+        return shared
     return Experts(
         config.hidden_size,
         config.intermediate_size,
         config.num_local_experts,
         Routing(config.num_experts_per_tok),
         config.hidden_act,
+        shared=shared,
     )
-
-
-class GraniteMoeHybridModel(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__()
-        positions = make_positions(config, max_model_len)
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            GraniteMoeHybridLayer(config, index, positions) for index in range(config.num_hidden_layers)
-        )
-        self.norm = make_norm(config)
-        self.embedding_multiplier = config.embedding_multiplier
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        hidden = hidden * self.embedding_multiplier
-        residual = None
-        for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual)
-        hidden, _ = self.norm(hidden, residual)
-        return hidden
 
 
 def complete_config(config: Any) -> None:
@@ -115,12 +77,12 @@ def complete_config(config: Any) -> None:
         complete_mixers(config)
 
 
-def split_merged(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
-    """Gate and up are one tensor, and so are all experts of a layer."""
+def split_merged(shared_module: str, name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    """Gate and up are one tensor, and so are all experts of a layer. `shared_module`: where the shared layer is."""
     if router := _ROUTER.fullmatch(name):
-        return [(f"{router[1]}.experts.gate.weight", weight)]
+        return [(f"{router[1]}.mlp.gate.weight", weight)]
     if experts := _EXPERTS.fullmatch(name):
-        return split_experts(f"{experts[1]}.experts.experts.{_PROJECTIONS.get(experts[2], experts[2])}", weight)
+        return split_experts(f"{experts[1]}.mlp.experts.{_PROJECTIONS.get(experts[2], experts[2])}", weight)
     shared = _SHARED.fullmatch(name)
     if shared is None:
         return [(name, weight)]
@@ -128,16 +90,11 @@ def split_merged(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
     parts = {"down_proj": weight}
     if kind == "input_linear":
         parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=0), strict=True))
-    return [(f"{layer}.mlp.{part}.weight", matrix) for part, matrix in parts.items()]
+    return [(f"{layer}.{shared_module}.{part}.weight", matrix) for part, matrix in parts.items()]
 
 
-class GraniteMoeHybridForCausalLM(CausalLM):
+class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     architectures = ("GraniteMoeHybridForCausalLM",)
-    checkpoint_map = CheckpointMap(
-        merged=MERGED,
-        modules={"mamba": "self_attn", **SCAN_WEIGHTS},
-        convert=split_merged,
-    )
     config_names = {"layers_block_type": "layer_types"}
     config_defaults = {
         "vocab_size": 32_000,
@@ -165,12 +122,17 @@ class GraniteMoeHybridForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = GraniteMoeHybridModel(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens))
-        self.logits_scaling = config.logits_scaling
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return super().compute_logits(hidden) / self.logits_scaling
+        has_positions = config.position_embedding_type == "rope"
+        parts = Parts(
+            make_mixer, make_mlp, layer=GraniteDecoderLayer, rotary=RotaryEmbedding if has_positions else None
+        )
+        super().__init__(config, max_model_len, parts=parts)
+        shared_module = "mlp.shared_expert" if config.num_local_experts else "mlp"
+        self.checkpoint_map = CheckpointMap(
+            merged=MERGED,
+            modules={"mamba": "self_attn", **SCAN_WEIGHTS},
+            convert=partial(split_merged, shared_module),
+        )
 
 
 MODEL = GraniteMoeHybridForCausalLM

@@ -8,11 +8,10 @@ from torch import nn
 
 from quire.errors import ModelError
 from quire.worker.layers import Experts, RotaryEmbedding, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.deepseek_v3 import next_layer
-from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
-from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaMLP, Parts, complete_kv_heads
+from quire.worker.models.qwen3 import normed_attention
 
 _DENSE, _SPARSE = "dense", "sparse"
 
@@ -54,8 +53,8 @@ def make_experts(config: Any, index: int) -> nn.Module:
     )
 
 
-def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Qwen3Attention:
-    return Qwen3Attention(config, index, name, rotary, 0)
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    return normed_attention(config, name, rotary)
 
 
 def complete_config(config: Any) -> None:
@@ -63,8 +62,9 @@ def complete_config(config: Any) -> None:
     complete_mlp_types(config)
 
 
-class HYV3ForCausalLM(CausalLM):
+class HYV3ForCausalLM(LlamaLike):
     architectures = ("HYV3ForCausalLM",)
+    parts = Parts(make_attention, make_mlp)
     multi_token = next_layer(make_attention, make_experts, norm="final_layernorm.", feeds_normed=True)
     config_names = {"num_local_experts": "num_experts"}
     config_defaults = {
@@ -92,8 +92,7 @@ class HYV3ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.checkpoint_map = CheckpointMap(
             merged=MERGED,
             modules={

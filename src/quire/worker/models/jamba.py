@@ -7,17 +7,16 @@ from typing import Any
 from torch import nn
 
 from quire.errors import ModelError
-from quire.worker.layers import Experts, NoPositions, RMSNorm, RotaryEmbedding, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.layers import Experts, RMSNorm, RotaryEmbedding, Routing
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
-from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaMLP, Parts, complete_kv_heads
 from quire.worker.models.mamba import MambaMixer, MambaSizes, place_bias, rank_of
 from quire.worker.models.mamba2_mixer import FRAME_MODULES, SCAN_WEIGHTS
 
 
 def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
     if index % config.attn_layer_period == config.attn_layer_offset:
-        return LlamaAttention(config, name, NoPositions(), qkv_bias=False, output_bias=False)
+        return LlamaAttention(config, name, rotary)
     sizes = MambaSizes(
         hidden_size=config.hidden_size,
         inner=config.mamba_expand * config.hidden_size,
@@ -63,8 +62,9 @@ def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
     return [part for split, piece in split_experts(name, weight) for part in place_bias(split, piece)]
 
 
-class JambaForCausalLM(CausalLM):
+class JambaForCausalLM(LlamaLike):
     architectures = ("JambaForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, rotary=None)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={
@@ -84,7 +84,6 @@ class JambaForCausalLM(CausalLM):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "hidden_act": "silu",
-        "max_position_embeddings": 262_144,
         "rms_norm_eps": 1e-6,
         "num_experts": 16,
         "num_experts_per_tok": 2,
@@ -101,10 +100,6 @@ class JambaForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_mixer, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = JambaForCausalLM

@@ -5,138 +5,65 @@ b, c, x = in_proj(hidden)        out_proj(c * conv(b * x))
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from quire.worker.attention import Attention
-from quire.worker.layers import (
-    CausalConv,
-    GatedActivation,
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    ReplicatedLinear,
-    RMSNorm,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabEmbedding,
-)
+from quire.worker.layers import CausalConv, GatedMLP, ReplicatedLinear, RMSNorm, RotaryEmbedding
 from quire.worker.layers.parameter import Part
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import MakeMLP, complete_kv_heads
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_kv_heads
 
-LFM2_MERGED: dict[str, tuple[str, Part]] = {
-    "q_proj": ("qkv_proj", "q"),
-    "k_proj": ("qkv_proj", "k"),
-    "v_proj": ("qkv_proj", "v"),
-    "w1": ("gate_up_proj", 0),
-    "w3": ("gate_up_proj", 1),
+LFM2_MERGED: dict[str, tuple[str, Part]] = {**QKV, "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1)}
+LFM2_MODULES = {
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    "w2": "down_proj",
+    "embedding_norm": "norm",
+    "out_proj": "o_proj",
+    "q_layernorm": "q_norm",
+    "k_layernorm": "k_norm",
 }
 
 
-class Lfm2Attention(nn.Module):
-    def __init__(self, config: Any, name: str, rotary: RotaryEmbedding) -> None:
-        super().__init__()
-        size, num_heads = config.hidden_size, config.num_attention_heads
-        self.head_dim = size // num_heads
-        self.rotary = rotary
-        self.qkv_proj = QKVParallelLinear(size, self.head_dim, num_heads, config.num_key_value_heads, bias=False)
-        self.out_proj = RowParallelLinear(num_heads * self.head_dim, size, bias=False)
-        self.q_layernorm = RMSNorm(self.head_dim, config.norm_eps)
-        self.k_layernorm = RMSNorm(self.head_dim, config.norm_eps)
-        self.attn = Attention(
-            self.qkv_proj.num_heads,
-            self.qkv_proj.num_kv_heads,
-            self.head_dim,
-            self.head_dim**-0.5,
-            name=f"{name}.attn",
-        )
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj(hidden)
-        query = self.q_layernorm(query.view(-1, self.attn.num_heads, self.head_dim)).flatten(1)
-        key = self.k_layernorm(key.view(-1, self.attn.num_kv_heads, self.head_dim)).flatten(1)
-        self.rotary(positions, query, key, self.head_dim)
-        return self.out_proj(self.attn(query, key, value))
-
-
-class Lfm2ShortConv(nn.Module):
+class ShortConv(nn.Module):
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()
         size = config.hidden_size
         self.in_proj = ReplicatedLinear(size, 3 * size, bias=config.conv_bias)
-        self.conv = CausalConv(size, config.conv_L_cache, name=name, bias=config.conv_bias)
-        self.out_proj = ReplicatedLinear(size, size, bias=config.conv_bias)
+        self.conv = CausalConv(size, config.conv_L_cache, name=f"{name}.conv", bias=config.conv_bias)
+        self.o_proj = ReplicatedLinear(size, size, bias=config.conv_bias)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         gate_in, gate_out, x = self.in_proj(hidden).chunk(3, dim=-1)
-        return self.out_proj(gate_out * self.conv(gate_in * x))
+        return self.o_proj(gate_out * self.conv(gate_in * x))
 
 
-class Lfm2MLP(nn.Module):
-    def __init__(self, hidden_size: int, inner: int) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner, inner], bias=False)
-        self.act = GatedActivation("silu")
-        self.down_proj = RowParallelLinear(inner, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))
+def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
+    if config.layer_types[index] == "full_attention":
+        return LlamaAttention(config, name, rotary, make_head_norm=partial(RMSNorm, eps=config.norm_eps))
+    return ShortConv(config, name)
 
 
-def make_mlp(config: Any, index: int) -> Lfm2MLP:
+def make_mlp(config: Any, index: int) -> GatedMLP:
     inner = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         inner = int(2 * inner / 3)
         if config.block_ffn_dim_multiplier is not None:
             inner = int(config.block_ffn_dim_multiplier * inner)
             inner = -(-inner // config.block_multiple_of) * config.block_multiple_of
-    return Lfm2MLP(config.hidden_size, inner)
+    return GatedMLP(config.hidden_size, inner, "silu", bias=False)
 
 
-class Lfm2DecoderLayer(nn.Module):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding, feed_forward: nn.Module) -> None:
-        super().__init__()
-        name = f"model.layers.{index}"
-        is_attention = config.layer_types[index] == "full_attention"
-        if is_attention:
-            self.self_attn = Lfm2Attention(config, f"{name}.self_attn", rotary)
-        else:
-            self.conv = Lfm2ShortConv(config, f"{name}.conv")
-        self.mix = self.self_attn if is_attention else self.conv
-        self.feed_forward = feed_forward
-        self.operator_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-
-    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`residual`: the sum of what the layers before gave; the last branch is still to be added."""
-        if residual is None:
-            hidden, residual = self.operator_norm(hidden), hidden
-        else:
-            hidden, residual = self.operator_norm(hidden, residual)
-        hidden, residual = self.ffn_norm(self.mix(positions, hidden), residual)
-        return self.feed_forward(hidden), residual
+def make_norm(config: Any) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.norm_eps)
 
 
-class Lfm2Model(nn.Module):
-    def __init__(self, config: Any, max_model_len: int, make_mlp: MakeMLP = make_mlp) -> None:
-        super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len)
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            Lfm2DecoderLayer(config, index, rotary, make_mlp(config, index))
-            for index in range(config.num_hidden_layers)
-        )
-        self.embedding_norm = RMSNorm(config.hidden_size, config.norm_eps)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        residual = None
-        for layer in self.layers:
-            hidden, residual = layer(positions, hidden, residual)
-        hidden, _ = self.embedding_norm(hidden, residual)
-        return hidden
+def place_convolution(name: str, weight: Any) -> list[tuple[str, Any]]:
+    """It stands in the place of attention."""
+    return [(name.replace(".conv.", ".self_attn.", 1), weight)]
 
 
 def complete_config(config: Any) -> None:
@@ -152,9 +79,12 @@ def complete_config(config: Any) -> None:
         config.layer_types = ["full_attention" if index in attention else "conv" for index in indices]
 
 
-class Lfm2ForCausalLM(CausalLM):
+class Lfm2ForCausalLM(LlamaLike):
     architectures = ("Lfm2ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=LFM2_MERGED, modules={"w2": "down_proj"})
+    parts = Parts(make_mixer, make_mlp, make_norm)
+    checkpoint_map = CheckpointMap(
+        merged=LFM2_MERGED, modules=LFM2_MODULES, convert=place_convolution, converts_quantized=True
+    )
     config_defaults = {
         "vocab_size": 65_536,
         "hidden_size": 2560,
@@ -177,10 +107,6 @@ class Lfm2ForCausalLM(CausalLM):
         "tie_embedding": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = Lfm2Model(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Lfm2ForCausalLM

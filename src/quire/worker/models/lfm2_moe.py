@@ -6,16 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from quire.worker.layers import Experts, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.layers import Experts, GatedMLP, Routing
 from quire.worker.models.checkpoint_map import CheckpointMap, split_experts
-from quire.worker.models.lfm2 import LFM2_MERGED, Lfm2MLP, Lfm2Model
-from quire.worker.models.llama import complete_kv_heads
+from quire.worker.models.lfm2 import LFM2_MERGED, LFM2_MODULES, make_mixer, make_norm, place_convolution
+from quire.worker.models.llama import LlamaLike, Parts, complete_kv_heads
 
 
 def make_mlp(config: Any, index: int) -> nn.Module:
     if index < config.num_dense_layers:
-        return Lfm2MLP(config.hidden_size, config.intermediate_size)
+        return GatedMLP(config.hidden_size, config.intermediate_size, "silu", bias=False)
     routing = Routing(
         config.num_experts_per_tok,
         is_sigmoid=True,
@@ -38,12 +37,17 @@ def complete_config(config: Any) -> None:
         config.tie_word_embeddings = config.tie_embedding
 
 
-class Lfm2MoeForCausalLM(CausalLM):
+def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
+    return [part for split, piece in split_experts(name, weight) for part in place_convolution(split, piece)]
+
+
+class Lfm2MoeForCausalLM(LlamaLike):
     architectures = ("Lfm2MoeForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, make_norm)
     checkpoint_map = CheckpointMap(
         merged={**LFM2_MERGED, "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
-        modules={"w2": "down_proj", "expert_bias": "gate.e_score_correction_bias"},
-        convert=split_experts,
+        modules={**LFM2_MODULES, "expert_bias": "gate.e_score_correction_bias"},
+        convert=convert,
         converts_quantized=True,
     )
     config_defaults = {
@@ -69,10 +73,6 @@ class Lfm2MoeForCausalLM(CausalLM):
         "tie_embedding": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = Lfm2Model(config, max_model_len, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Lfm2MoeForCausalLM

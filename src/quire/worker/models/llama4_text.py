@@ -19,9 +19,8 @@ from quire.worker.layers import (
     RowParallelLinear,
 )
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
-from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaLike, LlamaMLP, Parts, complete_heads
 
 
 class TurnedHeads(nn.Module):
@@ -139,8 +138,9 @@ def turned_experts(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
     return split_experts(name, weight.transpose(1, 2) if weight.ndim == 3 else weight)
 
 
-class Llama4ForCausalLM(CausalLM):
+class Llama4ForCausalLM(LlamaLike):
     architectures = ("Llama4ForCausalLM",)
+    parts = Parts(Llama4Attention, make_mlp, is_interleaved=True)
     checkpoint_map = CheckpointMap(
         merged=MERGED, modules={"feed_forward": "mlp", "router": "gate"}, convert=turned_experts
     )
@@ -173,10 +173,6 @@ class Llama4ForCausalLM(CausalLM):
         "attention_bias": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, Llama4Attention, make_mlp, is_interleaved=True)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Llama4ForCausalLM

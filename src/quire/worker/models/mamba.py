@@ -18,7 +18,7 @@ from quire.errors import ModelError
 from quire.worker.layers import CausalConv, ReplicatedLinear, SelectiveScan, activation
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.mamba2 import BACKBONE, MambaModel
+from quire.worker.models.mamba2 import BACKBONE, model_of
 from quire.worker.models.mamba2_mixer import SCAN_WEIGHTS
 
 
@@ -133,7 +133,7 @@ class MambaForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = MambaModel(config, make_mixer)
+        model = model_of(config, make_mixer)
         super().__init__(model, head_of(config, model.embeddings))
 
 

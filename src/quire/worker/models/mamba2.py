@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,16 +52,12 @@ def make_mixer(config: Any, name: str) -> nn.Module:
 
 
 class MambaModel(nn.Module):
-    def __init__(self, config: Any, make_mixer: Callable[[Any, str], nn.Module]) -> None:
-        """`make_mixer`: of a configuration and the name of the mixer."""
+    def __init__(self, config: Any, layers: Iterable[nn.Module], *, sums_in_float32: bool) -> None:
         super().__init__()
         self.embeddings = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            MambaBlock(config, make_mixer(config, f"model.layers.{index}.mixer"))
-            for index in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(layers)
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.sums_in_float32 = config.residual_in_fp32
+        self.sums_in_float32 = sums_in_float32
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
         hidden = self.embeddings(input_ids) if input_embeds is None else input_embeds
@@ -71,6 +67,15 @@ class MambaModel(nn.Module):
         for layer in self.layers:
             hidden = layer(positions, hidden)
         return self.norm_f(hidden.to(dtype))
+
+
+def model_of(config: Any, make_mixer: Callable[[Any, str], nn.Module]) -> MambaModel:
+    """`make_mixer`: of a configuration and the name of the mixer."""
+    layers = (
+        MambaBlock(config, make_mixer(config, f"model.layers.{index}.mixer"))
+        for index in range(config.num_hidden_layers)
+    )
+    return MambaModel(config, layers, sums_in_float32=config.residual_in_fp32)
 
 
 def complete_config(config: Any) -> None:
@@ -100,7 +105,7 @@ class Mamba2ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = MambaModel(config, make_mixer)
+        model = model_of(config, make_mixer)
         super().__init__(model, head_of(config, model.embeddings))
 
 

@@ -11,13 +11,12 @@ from quire.worker.attention import Attention, Heads
 from quire.worker.layers import Experts, QKVParallelLinear, RotaryEmbedding, RowParallelLinear
 from quire.worker.layers.rotary import parameters_by_kind
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.deepseek_v2 import refuse_other_values
 from quire.worker.models.deepseek_v3 import routing_of
 from quire.worker.models.gpt_oss import make_sinks
 from quire.worker.models.hy_v3 import complete_mlp_types, is_dense
-from quire.worker.models.llama import LlamaMLP, LlamaModel
+from quire.worker.models.llama import LlamaLike, LlamaMLP, Parts
 from quire.worker.models.multi_token import MultiToken
 from quire.worker.models.qwen2 import window_of_layer
 
@@ -98,8 +97,9 @@ def _first_with_window(config: Any) -> int:
     return kinds.index(_SLIDING) if _SLIDING in kinds else 0
 
 
-class MiMoV2FlashForCausalLM(CausalLM):
+class MiMoV2FlashForCausalLM(LlamaLike):
     architectures = ("MiMoV2FlashForCausalLM",)
+    parts = Parts(MimoAttention, make_mlp)
     # The first of three: its attention has a window, and it has no experts.
     multi_token = MultiToken(
         MimoAttention,
@@ -152,10 +152,6 @@ class MiMoV2FlashForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, MimoAttention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = MiMoV2FlashForCausalLM

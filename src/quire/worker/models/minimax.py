@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker.layers import LinearAttention, ReplicatedLinear, RMSNorm, RotaryEmbedding, VocabEmbedding, activation
-from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.layers import LinearAttention, ReplicatedLinear, RMSNorm, RotaryEmbedding, activation
 from quire.worker.models.checkpoint_map import CheckpointMap, split_experts
-from quire.worker.models.llama import LlamaAttention, complete_kv_heads, make_norm
+from quire.worker.models.llama import LlamaDecoderLayer, LlamaLike, MakeNorm, Parts, complete_kv_heads
+from quire.worker.models.mistral import make_attention
 from quire.worker.models.mixtral import MODULES, PROJECTIONS, MixtralForCausalLM, make_mlp
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -51,46 +51,30 @@ def rates(index: int, config: Any) -> Tensor:
     return of_head * (1 - index / (config.num_hidden_layers - 1 + 1e-5) + 1e-5)
 
 
-class MiniMaxLayer(nn.Module):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
-        super().__init__()
-        name = f"model.layers.{index}.self_attn"
-        if config.layer_types[index] == _LINEAR:
-            self.self_attn: nn.Module = LightningAttention(config, index, name)
+def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
+    if config.layer_types[index] == _LINEAR:
+        return LightningAttention(config, index, name)
+    return make_attention(config, index, name, rotary)
+
+
+class MiniMaxLayer(LlamaDecoderLayer):
+    """What each half gives is added to the norm of what it was given, both scaled."""
+
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm) -> None:
+        super().__init__(config, attention, mlp, make_norm)
+        if isinstance(attention, LightningAttention):
             self.scales = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
         else:
-            window = config.sliding_window or 0
-            self.self_attn = LlamaAttention(
-                config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window
-            )
             self.scales = config.full_attn_alpha_factor, config.full_attn_beta_factor
-        self.mlp = make_mlp(config, index)
         self.mlp_scales = config.mlp_alpha_factor, config.mlp_beta_factor
-        self.input_layernorm = make_norm(config)
-        self.post_attention_layernorm = make_norm(config)
 
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         kept, added = self.scales
-        hidden = self.input_layernorm(hidden)
+        hidden = self.input_layernorm(hidden if residual is None else hidden + residual)
         hidden = hidden * kept + self.self_attn(positions, hidden) * added
         kept, added = self.mlp_scales
         hidden = self.post_attention_layernorm(hidden)
-        return hidden * kept + self.mlp(hidden) * added
-
-
-class MiniMaxModel(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len)
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(MiniMaxLayer(config, index, rotary) for index in range(config.num_hidden_layers))
-        self.norm = make_norm(config)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        for layer in self.layers:
-            hidden = layer(positions, hidden)
-        return self.norm(hidden)
+        return self.mlp(hidden) * added, hidden * kept
 
 
 def complete_config(config: Any) -> None:
@@ -105,8 +89,9 @@ def complete_config(config: Any) -> None:
         )
 
 
-class MiniMaxForCausalLM(CausalLM):
+class MiniMaxForCausalLM(LlamaLike):
     architectures = ("MiniMaxForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, layer=MiniMaxLayer)
     checkpoint_map = CheckpointMap(
         modules=MODULES,
         merged=PROJECTIONS,
@@ -126,10 +111,6 @@ class MiniMaxForCausalLM(CausalLM):
         "mlp_beta_factor": 1.0,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = MiniMaxModel(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = MiniMaxForCausalLM

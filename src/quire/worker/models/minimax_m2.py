@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from quire.worker.layers import Experts, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaLike, Parts, complete_kv_heads
 from quire.worker.models.mixtral import MODULES, PROJECTIONS
 from quire.worker.models.olmo2 import Olmo2Attention
 
@@ -32,8 +31,9 @@ def complete_config(config: Any) -> None:
         config.partial_rotary_factor = config.rotary_dim / config.head_dim
 
 
-class MiniMaxM2ForCausalLM(CausalLM):
+class MiniMaxM2ForCausalLM(LlamaLike):
     architectures = ("MiniMaxM2ForCausalLM",)
+    parts = Parts(Olmo2Attention, make_mlp)
     checkpoint_map = CheckpointMap(
         modules={**MODULES, "e_score_correction_bias": "gate.e_score_correction_bias"}, merged=PROJECTIONS
     )
@@ -56,10 +56,6 @@ class MiniMaxM2ForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, Olmo2Attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = MiniMaxM2ForCausalLM

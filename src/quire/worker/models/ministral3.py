@@ -10,9 +10,7 @@ from quire.worker.attention import Heads
 from quire.worker.layers import QueryTemperature, RotaryEmbedding
 from quire.worker.layers.rotary import rope_parameters
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_heads
 from quire.worker.models.mistral import refuse_layer_types
 
 _ROPE = {
@@ -31,7 +29,7 @@ _ROPE = {
 class Ministral3Attention(LlamaAttention):
     def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
         window = config.sliding_window or 0
-        super().__init__(config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window)
+        super().__init__(config, name, rotary, sliding_window=window)
         parameters = rope_parameters(config)
         beta = parameters.get("llama_4_scaling_beta") or 0.0
         num_positions = len(rotary.cos_sin_cache)
@@ -49,13 +47,14 @@ class Ministral3Attention(LlamaAttention):
 
 def complete_config(config: Any) -> None:
     complete_heads(config)
+    refuse_layer_types(config)
     if config.rope_scaling is None and config.rope_parameters is None:
         config.rope_parameters = dict(_ROPE)
 
 
-class Ministral3ForCausalLM(CausalLM):
+class Ministral3ForCausalLM(LlamaLike):
     architectures = ("Ministral3ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(Ministral3Attention)
     config_defaults = {
         "vocab_size": 131_072,
         "hidden_size": 4096,
@@ -73,11 +72,6 @@ class Ministral3ForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        refuse_layer_types(config)
-        model = LlamaModel(config, max_model_len, Ministral3Attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Ministral3ForCausalLM

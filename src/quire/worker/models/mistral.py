@@ -7,14 +7,16 @@ from typing import Any
 from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_heads
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
-    window = config.sliding_window or 0
-    return LlamaAttention(config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window)
+    return LlamaAttention(config, name, rotary, sliding_window=config.sliding_window or 0)
+
+
+def complete_config(config: Any) -> None:
+    complete_heads(config)
+    refuse_layer_types(config)
 
 
 def refuse_layer_types(config: Any) -> None:
@@ -25,9 +27,9 @@ def refuse_layer_types(config: Any) -> None:
         )
 
 
-class MistralForCausalLM(CausalLM):
+class MistralForCausalLM(LlamaLike):
     architectures = ("MistralForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 32_000,
         "hidden_size": 4096,
@@ -42,12 +44,7 @@ class MistralForCausalLM(CausalLM):
         "sliding_window": Nullable(4096),
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(complete_heads)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        refuse_layer_types(config)
-        model = LlamaModel(config, max_model_len, make_attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
+    complete_config = staticmethod(complete_config)
 
 
 MODEL = MistralForCausalLM

@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from quire.worker.layers import Experts, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaLike, Parts, complete_kv_heads
 from quire.worker.models.mistral import make_attention
 
 # What the checkpoints of Mixtral, and of others after it, call otherwise.
@@ -22,8 +21,9 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return Experts(config.hidden_size, config.intermediate_size, config.num_local_experts, routing, config.hidden_act)
 
 
-class MixtralForCausalLM(CausalLM):
+class MixtralForCausalLM(LlamaLike):
     architectures = ("MixtralForCausalLM",)
+    parts = Parts(make_attention, make_mlp)
     checkpoint_map = CheckpointMap(modules=MODULES, merged=PROJECTIONS)
     config_defaults = {
         "vocab_size": 32_000,
@@ -43,10 +43,6 @@ class MixtralForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_kv_heads)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = MixtralForCausalLM

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.attention import Attention
 from quire.worker.layers import (
-    GatedActivation,
+    GatedMLP,
     LayerNorm,
-    MergedColumnParallelLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RotaryEmbedding,
@@ -19,7 +18,7 @@ from quire.worker.layers import (
     VocabEmbedding,
     activation,
 )
-from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.encoder import Encoder, num_labels_of
 
 _LOCAL = "sliding_attention"
@@ -58,18 +57,6 @@ class ModernBertAttention(nn.Module):
         return self.Wo(self.attn(query, key, value))
 
 
-class ModernBertMLP(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        inner = config.intermediate_size
-        self.Wi = MergedColumnParallelLinear(config.hidden_size, [inner, inner], bias=config.mlp_bias)
-        self.act = GatedActivation(config.hidden_activation)
-        self.Wo = RowParallelLinear(inner, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.Wo(self.act(self.Wi(x)))
-
-
 class ModernBertLayer(nn.Module):
     def __init__(self, config: Any, index: int, kind: str, rotary: RotaryEmbedding) -> None:
         super().__init__()
@@ -77,7 +64,9 @@ class ModernBertLayer(nn.Module):
         self.attn_norm = _norm(config) if index else nn.Identity()
         self.attn = ModernBertAttention(config, f"model.layers.{index}.attn", kind, rotary)
         self.mlp_norm = _norm(config)
-        self.mlp = ModernBertMLP(config)
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, config.hidden_activation, bias=config.mlp_bias
+        )
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         hidden = hidden + self.attn(positions, self.attn_norm(hidden))
@@ -134,55 +123,50 @@ def apart(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
         if f".{module}." in name:
             pieces = tensor.chunk(len(parts))
             return [(name.replace(module, part), piece) for part, piece in zip(parts, pieces, strict=True)]
-    return [(name, tensor)]
+    return [(name.replace(".mlp.Wo.", ".mlp.down_proj."), tensor)]
 
 
 def _map(*ignored_modules: str) -> CheckpointMap:
     return CheckpointMap(
-        merged={f"{part}_proj": ("qkv_proj", part) for part in "qkv"} | {"gate_proj": ("Wi", 0), "up_proj": ("Wi", 1)},
+        merged=MERGED,
         prefixes={f"{part}.": f"model.{part}." for part in ("embeddings", "layers", "final_norm")},
         ignored_modules=ignored_modules,
         convert=apart,
     )
 
 
-_DEFAULTS = {
-    "vocab_size": 50_368,
-    "hidden_size": 768,
-    "intermediate_size": 1152,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 12,
-    "hidden_activation": "gelu",
-    "max_position_embeddings": 8192,
-    "norm_eps": 1e-5,
-    "norm_bias": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "local_attention": 128,
-    "layer_types": None,
-    "classifier_bias": False,
-    "classifier_activation": "gelu",
-}
-
-
 class ModernBertEncoder(Encoder):
-    architectures = ("ModernBertModel", "ModernBertForMaskedLM")
+    architectures: tuple[str, ...] = ("ModernBertModel", "ModernBertForMaskedLM")
     checkpoint_map = _map("head.", "decoder.")
-    config_defaults = _DEFAULTS
+    config_defaults = {
+        "vocab_size": 50_368,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "local_attention": 128,
+        "layer_types": None,
+        "classifier_bias": False,
+        "classifier_activation": "gelu",
+    }
     complete_config = staticmethod(complete_layer_types)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         super().__init__(ModernBertModel(config, max_model_len))
 
 
-class ModernBertClassifier(Encoder):
+class ModernBertClassifier(ModernBertEncoder):
     architectures = ("ModernBertForSequenceClassification",)
     checkpoint_map = _map()
-    config_defaults = _DEFAULTS
-    complete_config = staticmethod(complete_layer_types)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(ModernBertModel(config, max_model_len))
+        super().__init__(config, max_model_len)
         size = config.hidden_size
         self.head = nn.ModuleDict(
             {"dense": ReplicatedLinear(size, size, bias=config.classifier_bias), "norm": _norm(config)}

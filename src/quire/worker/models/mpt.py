@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.layers import LayerNorm, PlainMLP, VocabEmbedding, alibi_slopes
-from quire.worker.models.bloom import QKV, PlainAttention
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.layers import LayerNorm, PlainMLP, alibi_slopes
+from quire.worker.layers.plain_attention import PlainAttention
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
+from quire.worker.models.llama import LlamaLike, Parts
 
 # What published models have; with another value the library that they come from computes something else.
 _KNOWN = {
@@ -24,36 +24,19 @@ _KNOWN = {
 }
 
 
-class MptBlock(nn.Module):
-    def __init__(self, config: Any, index: int, slopes: Tensor) -> None:
-        super().__init__()
-        size, heads = config.d_model, config.n_heads
-        scale = config.attn_config.get("softmax_scale")
-        self.norm_1 = LayerNorm(size, config.layer_norm_epsilon, bias=False)
-        self.attn = PlainAttention(
-            size, heads, heads, name=f"model.blocks.{index}.attn", bias=False, slopes=slopes, scale=scale
-        )
-        self.norm_2 = LayerNorm(size, config.layer_norm_epsilon, bias=False)
-        self.ffn = PlainMLP(size, 4 * size, "gelu", bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attn(self.norm_1(hidden))
-        return hidden + self.ffn(self.norm_2(hidden))
+def make_attention(config: Any, index: int, name: str, rotary: Any) -> PlainAttention:
+    num_heads = config.num_attention_heads
+    slopes = alibi_slopes(num_heads, float(config.attn_config.get("alibi_bias_max", 8)))
+    scale = config.attn_config.get("softmax_scale")
+    return PlainAttention(config.hidden_size, num_heads, num_heads, name=name, bias=False, slopes=slopes, scale=scale)
 
 
-class MptModel(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        slopes = alibi_slopes(config.n_heads, float(config.attn_config.get("alibi_bias_max", 8)))
-        self.wte = VocabEmbedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(MptBlock(config, index, slopes) for index in range(config.n_layers))
-        self.norm_f = LayerNorm(config.d_model, config.layer_norm_epsilon, bias=False)
+def make_mlp(config: Any, index: int) -> PlainMLP:
+    return PlainMLP(config.hidden_size, 4 * config.hidden_size, "gelu", bias=False)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.wte(input_ids) if input_embeds is None else input_embeds
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.norm_f(hidden)
+
+def make_norm(config: Any) -> LayerNorm:
+    return LayerNorm(config.hidden_size, config.layer_norm_epsilon, bias=False)
 
 
 def complete_config(config: Any) -> None:
@@ -74,26 +57,35 @@ def split_thirds(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
     return [(name.replace("Wqkv", part), rows) for part, rows in zip(QKV, torch.chunk(weight, 3), strict=True)]
 
 
-class MptForCausalLM(CausalLM):
+class MptForCausalLM(LlamaLike):
     architectures = ("MptForCausalLM", "MPTForCausalLM")
+    parts = Parts(make_attention, make_mlp, make_norm, rotary=None)
     checkpoint_map = CheckpointMap(
-        merged=QKV, modules={"out_proj": "o_proj"}, prefixes={"transformer.": "model."}, convert=split_thirds
+        merged=QKV,
+        modules={
+            "wte": "embed_tokens",
+            "blocks": "layers",
+            "norm_1": "input_layernorm",
+            "attn": "self_attn",
+            "out_proj": "o_proj",
+            "norm_2": "post_attention_layernorm",
+            "ffn": "mlp",
+            "norm_f": "norm",
+        },
+        prefixes={"transformer.": "model."},
+        convert=split_thirds,
     )
-    config_names = {"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"}
+    config_names = {"n_heads": "num_attention_heads", "d_model": "hidden_size", "n_layers": "num_hidden_layers"}
     config_defaults = {
         "vocab_size": 50_368,
-        "d_model": 2048,
-        "n_heads": 16,
-        "n_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
         "layer_norm_epsilon": 1e-5,
         "attn_config": None,
         "tie_word_embeddings": True,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = MptModel(config)
-        super().__init__(model, head_of(config, model.wte))
 
 
 MODEL = MptForCausalLM

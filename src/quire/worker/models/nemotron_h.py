@@ -19,11 +19,11 @@ from quire.worker.layers import (
     ReplicatedLinear,
     RMSNorm,
     Routing,
-    VocabEmbedding,
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_experts
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap, split_experts
 from quire.worker.models.llama import LlamaAttention, complete_kv_heads
+from quire.worker.models.mamba2 import MambaModel
 from quire.worker.models.mamba2_mixer import SCAN_WEIGHTS, Mamba2Mixer, MixerSizes, check_groups
 
 # in a pattern, as published at first, and as Transformers writes them today
@@ -32,12 +32,6 @@ _KINDS = {
     "mamba": "linear_attention", "attention": "full_attention",
 }  # fmt: skip
 _MOST_LAYERS = 10_000
-
-
-class NemotronAttention(LlamaAttention):
-    def __init__(self, config: Any, name: str) -> None:
-        bias = config.attention_bias
-        super().__init__(config, name, NoPositions(), qkv_bias=bias, output_bias=bias)
 
 
 def make_mlp(config: Any, inner: int) -> PlainMLP:
@@ -95,7 +89,8 @@ class NemotronBlock(nn.Module):
 
 def make_mixer(config: Any, kind: str, name: str) -> nn.Module:
     if kind == "full_attention":
-        return NemotronAttention(config, name)
+        bias = config.attention_bias
+        return LlamaAttention(config, name, NoPositions(), qkv_bias=bias, output_bias=bias)
     if kind == "mlp":
         return make_mlp(config, config.intermediate_size)
     if kind == "moe":
@@ -113,20 +108,6 @@ def make_mixer(config: Any, kind: str, name: str) -> nn.Module:
         time_step_limit=(config.time_step_min, math.inf),
     )
     return Mamba2Mixer(sizes, name)
-
-
-class NemotronHModel(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.embeddings = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(NemotronBlock(config, index) for index in range(config.num_hidden_layers))
-        self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embeddings(input_ids) if input_embeds is None else input_embeds
-        for layer in self.layers:
-            hidden = layer(positions, hidden)
-        return self.norm_f(hidden)
 
 
 def complete_config(config: Any) -> None:
@@ -158,7 +139,7 @@ def complete_config(config: Any) -> None:
 class NemotronHForCausalLM(CausalLM):
     architectures = ("NemotronHForCausalLM",)
     checkpoint_map = CheckpointMap(
-        merged={name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")},
+        merged=QKV,
         prefixes={"backbone.": "model."},
         modules={"shared_experts": "shared_expert", **SCAN_WEIGHTS},
         ignored_modules=("mtp.",),
@@ -180,7 +161,8 @@ class NemotronHForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = NemotronHModel(config)
+        layers = (NemotronBlock(config, index) for index in range(config.num_hidden_layers))
+        model = MambaModel(config, layers, sums_in_float32=False)
         super().__init__(model, head_of(config, model.embeddings))
 
 

@@ -7,9 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from quire.worker.layers import ProjectionNorm, RotaryEmbedding
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, PostNormDecoderLayer, complete_kv_heads
+from quire.worker.models.llama import (
+    LlamaAttention,
+    LlamaLike,
+    Parts,
+    PostNormDecoderLayer,
+)
 
 
 class Olmo2Attention(LlamaAttention):
@@ -26,9 +29,9 @@ class Olmo2Attention(LlamaAttention):
         return self.o_proj(self.attn(query, key, value))
 
 
-class Olmo2ForCausalLM(CausalLM):
+class Olmo2ForCausalLM(LlamaLike):
     architectures = ("Olmo2ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(Olmo2Attention, layer=PostNormDecoderLayer)
     config_defaults = {
         "vocab_size": 50_304,
         "hidden_size": 4096,
@@ -42,11 +45,6 @@ class Olmo2ForCausalLM(CausalLM):
         "attention_bias": False,
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(complete_kv_heads)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, Olmo2Attention, layer_class=PostNormDecoderLayer)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Olmo2ForCausalLM

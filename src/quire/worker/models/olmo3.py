@@ -7,9 +7,7 @@ from typing import Any
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.layers.rotary import parameters_by_kind
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, PostNormDecoderLayer, complete_kv_heads
+from quire.worker.models.llama import LlamaLike, Parts, PostNormDecoderLayer, complete_kv_heads
 from quire.worker.models.olmo2 import Olmo2Attention, Olmo2ForCausalLM
 from quire.worker.models.qwen2 import window_of_layer
 
@@ -31,19 +29,15 @@ def complete_config(config: Any) -> None:
     config.rope_parameters = parameters_by_kind(config, thetas, _FULL)
 
 
-class Olmo3ForCausalLM(CausalLM):
+class Olmo3ForCausalLM(LlamaLike):
     architectures = ("Olmo3ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention, layer=PostNormDecoderLayer)
     config_defaults = {
         **Olmo2ForCausalLM.config_defaults,
         "sliding_window": Nullable(4096),
         "layer_types": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, layer_class=PostNormDecoderLayer)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Olmo3ForCausalLM

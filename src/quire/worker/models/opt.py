@@ -7,61 +7,32 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.worker.attention import Attention
-from quire.worker.layers import (
-    ColumnParallelLinear,
-    Embedding,
-    LayerNorm,
-    LMHead,
-    QKVParallelLinear,
-    ReplicatedLinear,
-    RowParallelLinear,
-    VocabEmbedding,
-    activation,
-)
+from quire.worker.layers import Embedding, LayerNorm, LMHead, PlainMLP, ReplicatedLinear, VocabEmbedding
+from quire.worker.layers.plain_attention import PlainAttention
 from quire.worker.models.causal_lm import CausalLM
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
 
 # Two rows of the table belong to padding, which does not exist here.
 POSITION_OFFSET = 2
 
 
-class OPTAttention(nn.Module):
-    def __init__(self, config: Any, name: str) -> None:
-        super().__init__()
-        size, num_heads = config.hidden_size, config.num_attention_heads
-        head_dim = size // num_heads
-        self.qkv_proj = QKVParallelLinear(size, head_dim, num_heads, num_heads, bias=config.enable_bias)
-        self.out_proj = RowParallelLinear(size, size, bias=config.enable_bias)
-        self.attn = Attention(
-            self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, head_dim, head_dim**-0.5, name=f"{name}.attn"
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.out_proj(self.attn(*self.qkv_proj(hidden)))
-
-
 class OPTDecoderLayer(nn.Module):
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()
-        size, affine = config.hidden_size, config.layer_norm_elementwise_affine
+        size, affine, has_bias = config.hidden_size, config.layer_norm_elementwise_affine, config.enable_bias
+        num_heads = config.num_attention_heads
         self.is_norm_first = config.do_layer_norm_before
-        self.self_attn = OPTAttention(config, f"{name}.self_attn")
+        self.self_attn = PlainAttention(size, num_heads, num_heads, name=f"{name}.self_attn", bias=has_bias)
         self.self_attn_layer_norm = LayerNorm(size, affine=affine)
-        self.fc1 = ColumnParallelLinear(size, config.ffn_dim, bias=config.enable_bias)
-        self.act = activation(config.activation_function)
-        self.fc2 = RowParallelLinear(config.ffn_dim, size, bias=config.enable_bias)
+        self.mlp = PlainMLP(size, config.ffn_dim, config.activation_function, bias=has_bias)
         self.final_layer_norm = LayerNorm(size, affine=affine)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         if self.is_norm_first:
-            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden))
-            return hidden + self._feed_forward(self.final_layer_norm(hidden))
-        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden))
-        return self.final_layer_norm(hidden + self._feed_forward(hidden))
-
-    def _feed_forward(self, hidden: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(hidden)))
+            hidden = hidden + self.self_attn(positions, self.self_attn_layer_norm(hidden))
+            return hidden + self.mlp(self.final_layer_norm(hidden))
+        hidden = self.self_attn_layer_norm(hidden + self.self_attn(positions, hidden))
+        return self.final_layer_norm(hidden + self.mlp(hidden))
 
 
 class OPTDecoder(nn.Module):
@@ -77,7 +48,7 @@ class OPTDecoder(nn.Module):
         affine = config.layer_norm_elementwise_affine
         self.final_layer_norm = LayerNorm(size, affine=affine) if has_final_norm else None
         self.layers = nn.ModuleList(
-            OPTDecoderLayer(config, f"model.decoder.layers.{index}") for index in range(config.num_hidden_layers)
+            OPTDecoderLayer(config, f"model.layers.{index}") for index in range(config.num_hidden_layers)
         )
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
@@ -86,27 +57,20 @@ class OPTDecoder(nn.Module):
             hidden = self.project_in(hidden)
         hidden = hidden + F.embedding(positions, self.embed_positions.weight[POSITION_OFFSET:])
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(positions, hidden)
         if self.final_layer_norm is not None:
             hidden = self.final_layer_norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
 
 
-class OPTModel(nn.Module):
-    """The level that names in checkpoints have: model.decoder.layers..."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.decoder = OPTDecoder(config)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        return self.decoder(input_ids, positions, input_embeds)
-
-
 class OPTForCausalLM(CausalLM):
     architectures = ("OPTForCausalLM",)
-    # the original files hold the backbone alone
-    checkpoint_map = CheckpointMap(merged=MERGED, prefixes={"decoder.": "model.decoder."})
+    checkpoint_map = CheckpointMap(
+        merged=QKV,
+        modules={"out_proj": "o_proj", "fc1": "mlp.up_proj", "fc2": "mlp.down_proj"},
+        # the original files hold the backbone alone
+        prefixes={"model.decoder.": "model.", "decoder.": "model."},
+    )
     config_defaults = {
         "vocab_size": 50_272,
         "hidden_size": 768,
@@ -129,9 +93,8 @@ class OPTForCausalLM(CausalLM):
             config.word_embed_proj_dim = config.hidden_size
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = OPTModel(config)
-        embedding = model.decoder.embed_tokens
-        tied_to = embedding if config.tie_word_embeddings else None
+        model = OPTDecoder(config)
+        tied_to = model.embed_tokens if config.tie_word_embeddings else None
         super().__init__(model, LMHead(config.vocab_size, config.word_embed_proj_dim, tied_to=tied_to))
 
 

@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-
-from quire.worker.attention import Heads
-from quire.worker.layers import LayerNorm, PlainMLP, RotaryEmbedding, VocabEmbedding
-from quire.worker.models.bloom import QKV
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaAttention, complete_kv_heads
+from quire.worker.layers import LayerNorm, PlainMLP, RotaryEmbedding
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaLike, ParallelDecoderLayer, Parts
 
 
-class PhiAttention(LlamaAttention):
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
-        super().__init__(config, f"model.layers.{index}.self_attn", rotary, qkv_bias=True, output_bias=True)
-        self.has_norms = config.qk_layernorm
-        if self.has_norms:
-            self.q_layernorm = LayerNorm(self.head_dim, config.layer_norm_eps)
-            self.k_layernorm = LayerNorm(self.head_dim, config.layer_norm_eps)
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj(hidden)
-        if self.has_norms:
-            query = self.q_layernorm(query.reshape(-1, self.head_dim)).view(query.shape)
-            key = self.k_layernorm(key.reshape(-1, self.head_dim)).view(key.shape)
-        return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions)))
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    norm = partial(LayerNorm, eps=config.layer_norm_eps) if config.qk_layernorm else None
+    return LlamaAttention(config, name, rotary, qkv_bias=True, output_bias=True, make_head_norm=norm)
 
 
-class PhiDecoderLayer(nn.Module):
-    """Both branches see the same hidden states."""
-
-    def __init__(self, config: Any, index: int, rotary: RotaryEmbedding) -> None:
-        super().__init__()
-        self.input_layernorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.self_attn = PhiAttention(config, index, rotary)
-        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, config.hidden_act, bias=True)
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        x = self.input_layernorm(hidden)
-        return self.self_attn(positions, x) + self.mlp(x) + hidden
+def make_mlp(config: Any, index: int) -> PlainMLP:
+    return PlainMLP(config.hidden_size, config.intermediate_size, config.hidden_act, bias=True)
 
 
-class PhiModel(nn.Module):
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len)
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(PhiDecoderLayer(config, index, rotary) for index in range(config.num_hidden_layers))
-        self.final_layernorm = LayerNorm(config.hidden_size, config.layer_norm_eps)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        for layer in self.layers:
-            hidden = layer(positions, hidden)
-        return self.final_layernorm(hidden)
+def make_norm(config: Any) -> LayerNorm:
+    return LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
-class PhiForCausalLM(CausalLM):
+class PhiForCausalLM(LlamaLike):
     architectures = ("PhiForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=QKV, modules={"dense": "o_proj", "fc1": "up_proj", "fc2": "down_proj"})
+    parts = Parts(make_attention, make_mlp, make_norm, ParallelDecoderLayer)
+    has_head_bias = True
+    checkpoint_map = CheckpointMap(
+        merged=QKV,
+        modules={
+            "dense": "o_proj",
+            "fc1": "up_proj",
+            "fc2": "down_proj",
+            "q_layernorm": "q_norm",
+            "k_layernorm": "k_norm",
+            "final_layernorm": "norm",
+        },
+    )
     config_defaults = {
         "vocab_size": 51_200,
         "hidden_size": 2048,
@@ -76,11 +52,6 @@ class PhiForCausalLM(CausalLM):
         "qk_layernorm": False,
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(complete_kv_heads)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = PhiModel(config, max_model_len)
-        super().__init__(model, head_of(config, model.embed_tokens, bias=True))
 
 
 MODEL = PhiForCausalLM

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from quire.worker.layers.rotary import rope_parameters
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap, split_rows
-from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaLike, Parts, complete_kv_heads
 from quire.worker.models.mistral import make_attention
 
 
@@ -21,8 +20,9 @@ def complete_config(config: Any) -> None:
         config.rope_parameters["rope_type"] = "longrope"
 
 
-class Phi3ForCausalLM(CausalLM):
+class Phi3ForCausalLM(LlamaLike):
     architectures = ("Phi3ForCausalLM",)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 32_064,
         "hidden_size": 3072,
@@ -40,8 +40,7 @@ class Phi3ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         modules = {

@@ -7,9 +7,7 @@ from typing import Any
 from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_heads
 
 
 def complete_windows(config: Any) -> None:
@@ -37,12 +35,12 @@ def window_of_layer(config: Any, index: int) -> int:
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     window = window_of_layer(config, index)
-    return LlamaAttention(config, name, rotary, qkv_bias=True, output_bias=False, sliding_window=window)
+    return LlamaAttention(config, name, rotary, qkv_bias=True, sliding_window=window)
 
 
-class Qwen2ForCausalLM(CausalLM):
+class Qwen2ForCausalLM(LlamaLike):
     architectures = ("Qwen2ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 151_936,
         "hidden_size": 4096,
@@ -60,10 +58,6 @@ class Qwen2ForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_windows)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen2ForCausalLM

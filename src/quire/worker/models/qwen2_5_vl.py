@@ -8,6 +8,7 @@ Longer than most: the tower with its windows, positions in three dimensions and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +20,14 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
 from quire.worker.layers.multi_rotary import MultiRotaryEmbedding
-from quire.worker.layers.vision_tower import places_by_square, turned
+from quire.worker.layers.vision_tower import GatedTowerMLP, places_by_square, turned
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel
+from quire.worker.models.llama import LlamaLike, Parts
 from quire.worker.models.qwen2 import Qwen2ForCausalLM, complete_windows, make_attention
 from quire.worker.staging import send
 
-_VISION_EPS = 1e-6
+VISION_EPS = 1e-6
 _VISION_THETA = 10_000.0
 _VISION_DEFAULTS = {
     "depth": 32,
@@ -63,24 +63,13 @@ class VisionAttention(nn.Module):
         return self.proj(torch.cat(seen, dim=1).transpose(0, 1).flatten(1))
 
 
-class VisionMLP(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        self.gate = nn.Linear(vision.hidden_size, vision.intermediate_size)
-        self.up = nn.Linear(vision.hidden_size, vision.intermediate_size)
-        self.down_proj = nn.Linear(vision.intermediate_size, vision.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate(x)) * self.up(x))
-
-
 class VisionBlock(nn.Module):
-    def __init__(self, vision: Any) -> None:
+    def __init__(self, vision: Any, make_norm: Callable[[int, float], nn.Module], mlp: nn.Module) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(vision.hidden_size, _VISION_EPS)
-        self.norm2 = RMSNorm(vision.hidden_size, _VISION_EPS)
+        self.norm1 = make_norm(vision.hidden_size, VISION_EPS)
+        self.norm2 = make_norm(vision.hidden_size, VISION_EPS)
         self.attn = VisionAttention(vision)
-        self.mlp = VisionMLP(vision)
+        self.mlp = mlp
 
     def forward(self, hidden_PE: Tensor, cos_PD: Tensor, sin_PD: Tensor, lengths: list[int]) -> Tensor:
         hidden_PE = hidden_PE + self.attn(self.norm1(hidden_PE), cos_PD, sin_PD, lengths)
@@ -103,7 +92,7 @@ class PatchMerger(nn.Module):
     def __init__(self, vision: Any) -> None:
         super().__init__()
         self.width = vision.hidden_size * vision.spatial_merge_size**2
-        self.ln_q = RMSNorm(vision.hidden_size, _VISION_EPS)
+        self.ln_q = RMSNorm(vision.hidden_size, VISION_EPS)
         self.mlp = nn.Sequential(
             nn.Linear(self.width, self.width), nn.GELU(), nn.Linear(self.width, vision.out_hidden_size)
         )
@@ -122,7 +111,9 @@ class VisionTower(nn.Module):
         self.head_dim = vision.hidden_size // vision.num_heads
         self.full_blocks = frozenset(vision.fullatt_block_indexes)
         self.patch_embed = PatchEmbedding(vision)
-        self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.depth))
+        self.blocks = nn.ModuleList(
+            VisionBlock(vision, RMSNorm, GatedTowerMLP(vision, bias=True)) for _ in range(vision.depth)
+        )
         self.merger = PatchMerger(vision)
 
     def forward(self, patches_PC: Tensor, height: int, width: int) -> Tensor:
@@ -163,8 +154,9 @@ def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 def take_text_config(config: Any) -> None:
     """Both spellings: text keys beside `vision_config`, and in a `text_config` of their own."""
     for key, value in (getattr(config, "text_config", None) or {}).items():
+        # whether it is tied is said of the whole, or of the text
         if key not in ("model_type", "architectures") and not (key == "tie_word_embeddings" and not value):
-            setattr(config, key, value)
+            setattr(config, config._names.get(key, key), value)
     for name in ("rope_scaling", "rope_parameters"):
         rope = getattr(config, name, None)
         if isinstance(rope, dict) and "mrope" in (rope.get("type"), rope.get("rope_type")):
@@ -208,19 +200,13 @@ def check_heads(config: Any, hidden_size: int, num_heads: int) -> None:
         )
 
 
-def _renamed(name: str, weight: Any) -> list[tuple[str, Any]]:
-    """The tower's projections stay apart, those of the decoder are merged."""
-    if name.startswith("visual."):
-        name = name.replace(".gate_proj.", ".gate.").replace(".up_proj.", ".up.")
-    return [(name, weight)]
-
-
-class Qwen2_5_VLForConditionalGeneration(CausalLM):  # noqa: N801 (as in config.json)
+class Qwen2_5_VLForConditionalGeneration(LlamaLike):  # noqa: N801 (as in config.json)
     architectures = ("Qwen2_5_VLForConditionalGeneration",)
+    parts = Parts(make_attention, rotary=MultiRotaryEmbedding)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         prefixes={"model.visual.": "visual.", "model.language_model.": "model.", "language_model.": "model."},
-        convert=_renamed,
+        apart=("visual.",),
     )
     config_defaults = {
         **Qwen2ForCausalLM.config_defaults,
@@ -241,13 +227,8 @@ class Qwen2_5_VLForConditionalGeneration(CausalLM):  # noqa: N801 (as in config.
     has_grid_positions = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, rotary_class=MultiRotaryEmbedding)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len)
         self.visual = VisionTower(config.vision_config)
-
-    def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(input_ids)
-        return embedded
 
     def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor:
         """One embedding for each placeholder, out of patches that stand square by square."""

@@ -8,9 +8,7 @@ from torch import nn
 
 from quire.worker.layers import Experts, RotaryEmbedding, Routing
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaMLP, Parts, complete_heads
 from quire.worker.models.qwen2 import window_of_layer
 
 # What config.json may leave out, here and in Qwen 3 with experts.
@@ -46,7 +44,7 @@ def complete_config(config: Any) -> None:
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     window = window_of_layer(config, index)
-    return LlamaAttention(config, name, rotary, qkv_bias=config.qkv_bias, output_bias=False, sliding_window=window)
+    return LlamaAttention(config, name, rotary, qkv_bias=config.qkv_bias, sliding_window=window)
 
 
 def make_mlp(config: Any, index: int) -> nn.Module:
@@ -67,9 +65,9 @@ def make_experts(config: Any, *, is_normalised: bool) -> Experts:
     )
 
 
-class Qwen2MoeForCausalLM(CausalLM):
+class Qwen2MoeForCausalLM(LlamaLike):
     architectures = ("Qwen2MoeForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention, make_mlp)
     config_defaults = {
         **DEFAULTS,
         "intermediate_size": 5632,
@@ -84,10 +82,6 @@ class Qwen2MoeForCausalLM(CausalLM):
         "num_experts": 60,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen2MoeForCausalLM

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from quire.worker.attention import Heads
-from quire.worker.layers import RMSNorm
+from quire.worker.layers import RMSNorm, RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts
 from quire.worker.models.qwen2 import complete_windows, window_of_layer
 
 
-class Qwen3Attention(LlamaAttention):
-    def __init__(
-        self,
-        config: Any,
-        index: int,
-        name: str,
-        rotary: nn.Module,
-        window: int | None = None,
-        *,
-        output_bias: bool | None = None,
-    ) -> None:
-        """`window`: where not the kind of the layer decides it. `output_bias`: where it is not that of the others."""
-        bias = getattr(config, "attention_bias", False)
-        window = window_of_layer(config, index) if window is None else window
-        output_bias = bias if output_bias is None else output_bias
-        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=output_bias, sliding_window=window)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-
-    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        query, key, value = self.qkv_proj(hidden)
-        return self.o_proj(self.attn(query, key, value, Heads(self.rotary, positions, self.q_norm, self.k_norm)))
+def normed_attention(config: Any, name: str, rotary: nn.Module, window: int = 0) -> LlamaAttention:
+    bias = getattr(config, "attention_bias", False)
+    norm = partial(RMSNorm, eps=config.rms_norm_eps)
+    return LlamaAttention(
+        config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window, make_head_norm=norm
+    )
 
 
-class Qwen3ForCausalLM(CausalLM):
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    return normed_attention(config, name, rotary, window_of_layer(config, index))
+
+
+class Qwen3ForCausalLM(LlamaLike):
     architectures = ("Qwen3ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 151_936,
         "hidden_size": 4096,
@@ -61,10 +47,6 @@ class Qwen3ForCausalLM(CausalLM):
         "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_windows)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, Qwen3Attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen3ForCausalLM

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap, split_experts
-from quire.worker.models.llama import LlamaModel
+from quire.worker.models.llama import LlamaLike, Parts
 from quire.worker.models.qwen2_moe import make_experts
 from quire.worker.models.qwen3_5_text import Qwen35TextForCausalLM, make_mixer
 from quire.worker.models.qwen3_next import DEFAULTS, complete_layers, make_norm, multi_token_of
@@ -18,9 +17,10 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return make_experts(config, is_normalised=True)
 
 
-class Qwen35MoeTextForCausalLM(CausalLM):
+class Qwen35MoeTextForCausalLM(LlamaLike):
     multi_token = multi_token_of(make_mlp)
     architectures = ("Qwen3_5MoeForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, make_norm)
     checkpoint_map = CheckpointMap(
         modules=Qwen35TextForCausalLM.checkpoint_map.modules,
         ignored_modules=Qwen35TextForCausalLM.checkpoint_map.ignored_modules,
@@ -40,10 +40,6 @@ class Qwen35MoeTextForCausalLM(CausalLM):
         "num_experts": 256,
     }
     complete_config = staticmethod(complete_layers)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_mixer, make_mlp, make_norm)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen35MoeTextForCausalLM

@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from quire.worker.layers import ReplicatedLinear, RotaryEmbedding
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel
+from quire.worker.models.llama import LlamaLike, LlamaMLP, Parts
 from quire.worker.models.qwen3_next import (
     DEFAULTS,
     GatedDeltaNet,
@@ -46,9 +45,10 @@ def make_mlp(config: Any, index: int) -> LlamaMLP:
     return LlamaMLP(config, bias=False)
 
 
-class Qwen35TextForCausalLM(CausalLM):
+class Qwen35TextForCausalLM(LlamaLike):
     multi_token = multi_token_of(make_mlp)
     architectures = ("Qwen3_5ForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, make_norm)
     checkpoint_map = CheckpointMap(
         modules=Qwen3NextForCausalLM.checkpoint_map.modules,
         ignored_modules=("mtp.", "model.visual."),
@@ -63,10 +63,6 @@ class Qwen35TextForCausalLM(CausalLM):
         "num_key_value_heads": 4,
     }
     complete_config = staticmethod(complete_layers)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_mixer, make_mlp, make_norm)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen35TextForCausalLM

@@ -7,11 +7,9 @@ from typing import Any
 from torch import nn
 
 from quire.worker.layers import Experts, RotaryEmbedding, Routing
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaMLP, Parts, complete_kv_heads
 from quire.worker.models.qwen2_moe import DEFAULTS
-from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.models.qwen3 import normed_attention
 
 
 def complete_config(config: Any) -> None:
@@ -35,14 +33,14 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return experts_or_dense(config, index, is_normalised=config.norm_topk_prob)
 
 
-def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Qwen3Attention:
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     # a window is one of all layers
-    return Qwen3Attention(config, index, name, rotary, config.sliding_window or 0)
+    return normed_attention(config, name, rotary, config.sliding_window or 0)
 
 
-class Qwen3MoeForCausalLM(CausalLM):
+class Qwen3MoeForCausalLM(LlamaLike):
     architectures = ("Qwen3MoeForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention, make_mlp)
     config_defaults = {
         **DEFAULTS,
         "intermediate_size": 6144,
@@ -56,10 +54,6 @@ class Qwen3MoeForCausalLM(CausalLM):
         "num_local_experts": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen3MoeForCausalLM

@@ -30,9 +30,8 @@ from quire.worker.layers import (
     RowParallelLinear,
     activation,
 )
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaModel, MakeMLP, complete_kv_heads
+from quire.worker.models.llama import LlamaLike, MakeMLP, Parts, complete_kv_heads
 from quire.worker.models.multi_token import MultiToken
 from quire.worker.models.qwen2_moe import make_mlp
 
@@ -181,9 +180,10 @@ def multi_token_of(make_mlp: MakeMLP) -> MultiToken:
     )
 
 
-class Qwen3NextForCausalLM(CausalLM):
+class Qwen3NextForCausalLM(LlamaLike):
     multi_token = multi_token_of(make_mlp)
     architectures = ("Qwen3NextForCausalLM",)
+    parts = Parts(make_mixer, make_mlp, make_norm)
     checkpoint_map = CheckpointMap(
         modules={"linear_attn": "self_attn", "A_log": "rule.A_log", "dt_bias": "rule.dt_bias"},
         # the head that guesses several tokens is no part of the model (multi_token.py)
@@ -212,10 +212,6 @@ class Qwen3NextForCausalLM(CausalLM):
         "mlp_only_layers": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_mixer, make_mlp, make_norm)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = Qwen3NextForCausalLM

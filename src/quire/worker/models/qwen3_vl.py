@@ -18,23 +18,22 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.layers.multi_rotary import InterleavedMultiRotaryEmbedding
-from quire.worker.layers.vision_tower import places_by_square
+from quire.worker.layers.vision_tower import TowerMLP, places_by_square
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, MakeMLP, complete_heads, make_mlp
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaModel, Parts, complete_heads
 from quire.worker.models.qwen2_5_vl import (
+    VISION_EPS,
     PatchEmbedding,
-    VisionAttention,
+    VisionBlock,
     check_vision,
     complete_vision,
     take_text_config,
     vision_angles,
 )
-from quire.worker.models.qwen3 import Qwen3Attention
+from quire.worker.models.qwen3 import normed_attention
 from quire.worker.staging import send
 
-_VISION_EPS = 1e-6
 _VISION_DEFAULTS = {
     "depth": 27,
     "hidden_size": 1152,
@@ -52,29 +51,6 @@ _VISION_DEFAULTS = {
 _SECTIONS = [24, 20, 20]
 
 
-class VisionMLP(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(vision.hidden_size, vision.intermediate_size)
-        self.linear_fc2 = nn.Linear(vision.intermediate_size, vision.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
-
-
-class VisionBlock(nn.Module):
-    def __init__(self, vision: Any) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(vision.hidden_size, _VISION_EPS)
-        self.norm2 = nn.LayerNorm(vision.hidden_size, _VISION_EPS)
-        self.attn = VisionAttention(vision)
-        self.mlp = VisionMLP(vision)
-
-    def forward(self, hidden_PE: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
-        hidden_PE = hidden_PE + self.attn(self.norm1(hidden_PE), cos_PD, sin_PD, [len(hidden_PE)])
-        return hidden_PE + self.mlp(self.norm2(hidden_PE))
-
-
 class PatchMerger(nn.Module):
     """The patches of a square become one token."""
 
@@ -82,13 +58,13 @@ class PatchMerger(nn.Module):
         """`norms_square`: the norm is over the square, not over each of its patches."""
         super().__init__()
         self.width = vision.hidden_size * vision.spatial_merge_size**2
-        self.norm = nn.LayerNorm(self.width if norms_square else vision.hidden_size, _VISION_EPS)
-        self.linear_fc1 = nn.Linear(self.width, self.width)
-        self.linear_fc2 = nn.Linear(self.width, vision.out_hidden_size)
+        self.norm = nn.LayerNorm(self.width if norms_square else vision.hidden_size, VISION_EPS)
+        self.fc1 = nn.Linear(self.width, self.width)
+        self.fc2 = nn.Linear(self.width, vision.out_hidden_size)
 
     def forward(self, hidden_PE: Tensor) -> Tensor:
         normed_QE = self.norm(hidden_PE.view(-1, *self.norm.normalized_shape)).view(-1, self.width)
-        return self.linear_fc2(F.gelu(self.linear_fc1(normed_QE)))
+        return self.fc2(F.gelu(self.fc1(normed_QE)))
 
 
 class VisionTower(nn.Module):
@@ -102,7 +78,7 @@ class VisionTower(nn.Module):
         self.side = math.isqrt(vision.num_position_embeddings)
         self.patch_embed = PatchEmbedding(vision, bias=True)
         self.pos_embed = nn.Embedding(vision.num_position_embeddings, vision.hidden_size)
-        self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.depth))
+        self.blocks = nn.ModuleList(VisionBlock(vision, nn.LayerNorm, TowerMLP(vision)) for _ in range(vision.depth))
         self.merger = PatchMerger(vision, norms_square=False)
         self.deepstack_merger_list = nn.ModuleList(PatchMerger(vision, norms_square=True) for _ in self.views)
 
@@ -112,8 +88,9 @@ class VisionTower(nn.Module):
         cos_PD, sin_PD = (send(table, patches_PC.device) for table in vision_angles(places_P2, self.head_dim))
         hidden_PE = self.patch_embed(patches_PC) + self._positions(places_P2, height, width)
         views: dict[int, Tensor] = {}
+        whole = [len(patches_PC)]
         for index, block in enumerate(self.blocks):
-            hidden_PE = block(hidden_PE, cos_PD, sin_PD)
+            hidden_PE = block(hidden_PE, cos_PD, sin_PD, whole)
             if index in self.views:
                 level = self.views.index(index)
                 views[level] = self.deepstack_merger_list[level](hidden_PE)
@@ -152,8 +129,8 @@ class DeepstackModel(LlamaModel):
         return hidden
 
 
-def _make_attention(config: Any, index: int, name: str, rotary: Any) -> Qwen3Attention:
-    return Qwen3Attention(config, index, name, rotary, 0)
+def _make_attention(config: Any, index: int, name: str, rotary: Any) -> LlamaAttention:
+    return normed_attention(config, name, rotary)
 
 
 def complete_config(config: Any) -> None:
@@ -186,11 +163,13 @@ def _check_views(config: Any) -> None:
         )
 
 
-class Qwen3VLForConditionalGeneration(CausalLM):
-    architectures = ("Qwen3VLForConditionalGeneration",)
+class Qwen3VLForConditionalGeneration(LlamaLike):
+    architectures: tuple[str, ...] = ("Qwen3VLForConditionalGeneration",)
+    parts = Parts(_make_attention, model=DeepstackModel, rotary=InterleavedMultiRotaryEmbedding)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         prefixes={"model.visual.": "visual.", "model.language_model.": "model.", "language_model.": "model."},
+        modules={"linear_fc1": "fc1", "linear_fc2": "fc2"},
     )
     config_defaults = {
         "vocab_size": 151_936,
@@ -213,19 +192,15 @@ class Qwen3VLForConditionalGeneration(CausalLM):
     image_modules = ("visual",)
     has_grid_positions = True
 
-    def __init__(self, config: Any, max_model_len: int, make_mlp: MakeMLP = make_mlp) -> None:
-        """`make_mlp`: of a layer of the text."""
-        model = DeepstackModel(
-            config, max_model_len, _make_attention, make_mlp, rotary_class=InterleavedMultiRotaryEmbedding
-        )
-        super().__init__(model, head_of(config, model.embed_tokens))
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        super().__init__(config, max_model_len)
         self.visual = VisionTower(config.vision_config)
         self.num_views = len(config.vision_config.deepstack_visual_indexes)
         self.num_image_layers = self.num_views
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         """As wide as the tokens of images."""
-        embedded: Tensor = self.model.embed_tokens(input_ids)
+        embedded = super().embed_tokens(input_ids)
         return F.pad(embedded, (0, self.num_views * embedded.shape[1]))
 
     def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor:

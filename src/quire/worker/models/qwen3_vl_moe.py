@@ -77,6 +77,7 @@ def _is_as_published(name: str, shape: tuple[int, ...], kept: tuple[int, int], v
 
 class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
     architectures = ("Qwen3VLMoeForConditionalGeneration",)
+    parts = dataclasses.replace(Qwen3VLForConditionalGeneration.parts, mlp=make_mlp)
     config_defaults = {
         **Qwen3VLForConditionalGeneration.config_defaults,
         "hidden_size": 2048,
@@ -98,7 +99,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(config, max_model_len, make_mlp)
+        super().__init__(config, max_model_len)
         self.checkpoint_map = dataclasses.replace(self.checkpoint_map, convert=as_kept(config), converts_quantized=True)
 
 

@@ -38,14 +38,12 @@ class RobertaHead(nn.Module):
         return self.out_proj(torch.tanh(self.dense(pooled)))
 
 
-class RobertaClassifier(Encoder):
-    architectures: tuple[str, ...] = ("RobertaForSequenceClassification",)
+class RobertaClassifier(RobertaEncoder):
+    architectures = ("RobertaForSequenceClassification",)
     checkpoint_map = bert_map("roberta", "roberta.pooler.")
-    config_defaults = _DEFAULTS
-    complete_config = staticmethod(check_is_encoder)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(BertModel(config, config.pad_token_id + 1))
+        super().__init__(config, max_model_len)
         self.classifier = RobertaHead(config)
 
     def classify(self, pooled: Tensor) -> Tensor:

@@ -6,18 +6,16 @@ from typing import Any
 
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     return LlamaAttention(config, name, rotary, qkv_bias=config.attention_bias, output_bias=config.attention_out_bias)
 
 
-class SeedOssForCausalLM(CausalLM):
+class SeedOssForCausalLM(LlamaLike):
     architectures = ("SeedOssForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 155_136,
         "hidden_size": 4096,
@@ -34,11 +32,6 @@ class SeedOssForCausalLM(CausalLM):
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(complete_heads)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = SeedOssForCausalLM

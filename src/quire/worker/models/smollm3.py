@@ -7,9 +7,7 @@ from typing import Any
 from quire.errors import ModelError
 from quire.worker.layers import NoPositions, RotaryEmbedding
 from quire.worker.model_config import Nullable
-from quire.worker.models.causal_lm import CausalLM, head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, complete_kv_heads
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
@@ -44,9 +42,9 @@ def complete_config(config: Any) -> None:
         ]
 
 
-class SmolLM3ForCausalLM(CausalLM):
+class SmolLM3ForCausalLM(LlamaLike):
     architectures = ("SmolLM3ForCausalLM",)
-    checkpoint_map = CheckpointMap(merged=MERGED)
+    parts = Parts(make_attention)
     config_defaults = {
         "vocab_size": 128_256,
         "hidden_size": 2048,
@@ -68,10 +66,6 @@ class SmolLM3ForCausalLM(CausalLM):
         "tie_word_embeddings": True,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_attention)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = SmolLM3ForCausalLM

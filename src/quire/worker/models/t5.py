@@ -14,15 +14,14 @@ from quire.messages import Media
 from quire.worker.layers.relative_bias import bias_by_distance
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.checkpoint_map import MERGED, QKV, CheckpointMap
 from quire.worker.models.encoder_decoder import EncoderDecoder
 from quire.worker.models.t5_layers import GATED, Decoder, Encoder
 
 _LAYER = re.compile(r"(encoder|decoder)\.block\.(\d+)\.layer\.(\d+)\.(\w+)\.(?:(\w+)\.)?weight")
-_QKV = {name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")}
 _NORMS = {"encoder": ("self_attn_norm", "mlp_norm"), "decoder": ("self_attn_norm", "cross_attn_norm", "mlp_norm")}
 _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
-_CROSS = {"q": "query", "k": "key", "v": "value", "o": "out_proj"}
+_CROSS = {"q": "query", "k": "key", "v": "value", "o": "o_proj"}
 _INNER = {"wi": "up_proj", "wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
 
 
@@ -91,7 +90,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
         self.vocab_size: int = config.vocab_size
         self.max_source = max_model_len - 1
         self.checkpoint_map = CheckpointMap(
-            merged=MERGED if config.feed_forward_proj.startswith(GATED) else _QKV,
+            merged=MERGED if config.feed_forward_proj.startswith(GATED) else QKV,
             prefixes={"shared.": "model.embed_tokens.", "decoder.final_layer_norm.": "model.final_layer_norm."},
             # the shared embedding under other names, and a bias that no layer of cross attention uses
             ignored=("coder.embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),

@@ -10,52 +10,29 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.messages import TEXT, Media
-from quire.worker.attention import Attention
 from quire.worker.layers import (
     ColumnParallelLinear,
     Embedding,
     LayerNorm,
-    QKVParallelLinear,
     RowParallelLinear,
     VocabEmbedding,
     activation,
 )
 from quire.worker.layers.cross_attention import CrossAttention
+from quire.worker.layers.plain_attention import PlainAttention
 from quire.worker.models.causal_lm import head_of
-from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.checkpoint_map import QKV, CheckpointMap
 from quire.worker.models.encoder_decoder import EncoderDecoder
 from quire.worker.models.whisper_encoder import STRIDE, Encoder
-
-
-class DecoderAttention(nn.Module):
-    """Of the text to itself."""
-
-    def __init__(self, config: Any, name: str) -> None:
-        super().__init__()
-        size, num_heads = config.d_model, config.decoder_attention_heads
-        head_dim = size // num_heads
-        self.qkv_proj = QKVParallelLinear(size, head_dim, num_heads, num_heads)
-        self.attn = Attention(
-            self.qkv_proj.num_heads,
-            self.qkv_proj.num_kv_heads,
-            head_dim,
-            head_dim**-0.5,
-            name=f"{name}.attn",
-            part=TEXT,
-        )
-        self.out_proj = RowParallelLinear(size, size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.out_proj(self.attn(*self.qkv_proj(hidden)))
 
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()
         size = config.d_model
-        self.self_attn = DecoderAttention(config, f"{name}.self_attn")
-        self.self_attn_layer_norm = LayerNorm(size)
         num_heads = config.decoder_attention_heads
+        self.self_attn = PlainAttention(size, num_heads, num_heads, name=f"{name}.self_attn", part=TEXT)
+        self.self_attn_layer_norm = LayerNorm(size)
         self.encoder_attn = CrossAttention(
             size,
             num_heads,
@@ -71,8 +48,8 @@ class DecoderLayer(nn.Module):
         self.fc2 = RowParallelLinear(config.decoder_ffn_dim, size)
         self.final_layer_norm = LayerNorm(size)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden))
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.self_attn(positions, self.self_attn_layer_norm(hidden))
         hidden = hidden + self.encoder_attn(self.encoder_attn_layer_norm(hidden))
         return hidden + self.fc2(self.act(self.fc1(self.final_layer_norm(hidden))))
 
@@ -105,7 +82,7 @@ class Decoder(nn.Module):
             hidden = hidden * self.scale
         hidden = hidden + self.embed_positions(positions)
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(positions, hidden)
         return self.layer_norm(hidden)
 
 
@@ -122,7 +99,8 @@ def _convert(name: str, weight: Any) -> list[tuple[str, Any]]:
 class WhisperForConditionalGeneration(EncoderDecoder):
     architectures = ("WhisperForConditionalGeneration",)
     checkpoint_map = CheckpointMap(
-        merged={name: MERGED[name] for name in ("q_proj", "k_proj", "v_proj")},
+        merged=QKV,
+        modules={"out_proj": "o_proj"},
         prefixes={"model.decoder.": "model.", "model.encoder.": "encoder.", "proj_out.": "lm_head."},
         convert=_convert,
     )

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.worker.layers import activation
+from quire.worker.layers.vision_tower import attended
 
 # columns of features that become one token
 STRIDE = 2
@@ -19,15 +20,12 @@ class EncoderAttention(nn.Module):
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query, self.value, self.out_proj = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size)
+        self.query, self.value, self.o_proj = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size)
         self.key = nn.Linear(size, size, bias=False)
 
     def forward(self, hidden_SE: Tensor) -> Tensor:
-        heads_HSD = [
-            project(hidden_SE).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
-            for project in (self.query, self.key, self.value)
-        ]
-        return self.out_proj(F.scaled_dot_product_attention(*heads_HSD).transpose(0, 1).flatten(1))
+        query_SE, key_SE, value_SE = (project(hidden_SE) for project in (self.query, self.key, self.value))
+        return self.o_proj(attended(query_SE, key_SE, value_SE, self.num_heads))
 
 
 class EncoderLayer(nn.Module):
