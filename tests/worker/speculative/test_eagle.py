@@ -191,10 +191,10 @@ def test_a_head_of_another_model(checkpoints, tmp_path):
 
 
 def test_inner_states_of_a_model_that_does_not_hand_them_out(tmp_path):
-    target = make_checkpoint(tmp_path / "target", "gpt2")
+    target = make_checkpoint(tmp_path / "target", "opt")
     (tmp_path / "like").mkdir()
     like = make_checkpoint(tmp_path / "like", "llama")
-    with pytest.raises(ModelError, match="inside the model, which GPT2LMHeadModel does not hand out"):
+    with pytest.raises(ModelError, match="inside the model, which OPTForCausalLM does not hand out"):
         started(target, "eagle", make_eagle3_head(tmp_path / "head", like))
 
 
