@@ -1,6 +1,8 @@
 // How the inputs of a quantised weight are cut.
 #pragma once
 
+#include <numeric>
+
 #include "matmul_micro.h"
 
 namespace quire::QUIRE_ISA {
@@ -16,12 +18,12 @@ QUIRE_INLINE int64_t end_of_segment(const PackedView& w, int64_t word) {
   return min64(min64(block, group), w.words);
 }
 
+// A segment begins at every block and at every group, and where both begin there is one. Each product asks, for a few
+// panels at a time: counting them one by one took 4 % of a token with groups of 32.
 static int64_t num_segments(const PackedView& w) {
   if (w.words == 0) return 0;
-  if (w.num_groups == 1 || w.group_words % SEGMENT_WORDS == 0) return (w.words + SEGMENT_WORDS - 1) / SEGMENT_WORDS;
-  int64_t count = 0;
-  for (int64_t i = 0; i < w.words; i = end_of_segment(w, i)) ++count;
-  return count;
+  const auto beginnings = [&](int64_t distance) { return (w.words + distance - 1) / distance; };
+  return beginnings(SEGMENT_WORDS) + beginnings(w.group_words) - beginnings(std::lcm(SEGMENT_WORDS, w.group_words));
 }
 
 QUIRE_INLINE vf load_half(const char* p) { return load(reinterpret_cast<const fp16*>(p)); }
