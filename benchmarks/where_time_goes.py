@@ -46,8 +46,11 @@ _FUNCTIONS = (
     ("waiting for the next step", r"Threads::|run_crew|futex"),
     ("preparing rows", r"::prepare|interleave|quantize"),
     ("products", r"add_products|add_integers|add_codes|add_decoded|decode_codes|Block|::finish|::multiply$|LinearStep"),
-    ("attention: scores", r"compute_scores"),
-    ("attention: softmax and values", r"TileKernel|::attend$|::combine$|AttentionStep|AttentionPlan"),
+    ("attention: scores", r"compute_scores|::score_"),
+    (
+        "attention: softmax and values",
+        r"TileKernel|add_packed|add_few|pack_values|::attend$|::combine$|Attention(Step|Plan)",
+    ),
     ("keys and values", r"store_rows"),
     ("norms, rotary positions, gates", r"norm|rotat|rotary|silu|gelu|swiglu|activate|combine_pair|convert|RowStep"),
     ("sampling", r"find_maxima|collect|weigh|widen|count_above|[Ss]ampl|LogitRow|Penalty|Bitmask"),
