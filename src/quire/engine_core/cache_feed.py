@@ -4,12 +4,15 @@ chooses between several, and whoever subscribes to KV events."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
-from quire.engine_core.kv_event_publisher import KVEventPublisher
 from quire.engine_core.step_observer import StepObserver
 from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.messages import CacheChanged
+
+if TYPE_CHECKING:
+    from quire.engine_core.kv_event_publisher import KVEventPublisher
 
 
 class CacheFeed(StepObserver):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.engine_core import EngineCore
-from quire.engine_core.executor.child_placement import ChildPlacement
 from quire.engine_core.executor.executor import Executor
-from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.placement import Placement
 from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory, idle_memory
@@ -21,7 +20,6 @@ from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan,
 from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
-from quire.engine_core.kv_event_publisher import KVEventPublisher
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.adapters import EngineAdapters
 from quire.engine_core.scheduler.constraints import (
@@ -47,6 +45,9 @@ from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
 from quire.observability.recorder import DecisionRecorder, Recorder
 from quire.observability.step_times import CORE_PHASES, NoStepTimes, StepTimes
+
+if TYPE_CHECKING:
+    from quire.engine_core.executor.group import GroupExecutor
 
 # Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes
 # the interpreter's lock from it between two of them, and the step loses more than the decision gains
@@ -152,11 +153,16 @@ def _layout(config: EngineConfig, groups: list[list[str]], measured: WorkerCapac
 def make_executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
     if config.grid.size == 1:
         return InProcessExecutor(config)
+    # sockets are loaded where there are several workers
+    from quire.engine_core.executor.group import GroupExecutor
+
     return GroupExecutor(config, _placement(config))
 
 
 def _placement(config: WorkerConfig) -> Placement:
     if config.executor_backend == "mp":
+        from quire.engine_core.executor.child_placement import ChildPlacement
+
         return ChildPlacement(config)
     from quire.engine_core.executor.ray_placement import RayPlacement
 
@@ -231,7 +237,11 @@ def _feed(config: EngineConfig, plan: CachePlan, adapters: EngineAdapters) -> Ca
         # a front that chooses between cores needs names alone
         tells_contents=config.kv_events is not None,
     )
-    publisher = None if config.kv_events is None else KVEventPublisher(config.kv_events, config.replica)
+    publisher = None
+    if config.kv_events is not None:
+        from quire.engine_core.kv_event_publisher import KVEventPublisher
+
+        publisher = KVEventPublisher(config.kv_events, config.replica)
     return CacheFeed(log, publisher, tells_client=config.tells_cache_changes)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,7 @@ from quire.simulation.names import ALL_TOKENS, TracedRequest
 Progress = Callable[[int, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request. Its prompt begins with `pieces`, each (name of a content, tokens); the rest is its own."""
 
     # seconds
@@ -33,11 +31,8 @@ class Arrival:
     priority: int = 0
 
     def moved_to(self, at: float) -> Arrival:
-        """The same at another time. (Of thousands, `replace` would take most of what reading them takes.)"""
-        return Arrival(
-            at, self.num_prompt_tokens, self.num_output_tokens, self.pieces, self.num_sequences, self.is_beam_search,
-            self.priority,
-        )  # fmt: skip
+        """The same at another time."""
+        return Arrival(at, *self[1:])
 
 
 class Trace(Protocol):

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,9 @@ from quire.errors import OptionError
 from quire.messages import EngineRequest, WorkerCapacity
 from quire.sampling_params import SamplingParams
 from quire.simulation.costs.table import TableCosts
-from quire.simulation.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from quire.simulation.recorded_run import RecordedRun
 
 
 class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
