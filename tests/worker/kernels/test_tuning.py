@@ -161,6 +161,12 @@ def test_one_that_is_faster_in_half_of_the_rounds_is_not_taken():
     assert fakes.tune()["a"].value == 1
 
 
+def test_nothing_is_chosen_while_other_work_decides_how_long_it_takes():
+    # the first call is not timed; in every second pair of rounds each call takes three times as long
+    fakes = Fakes({"a": {1: 0.01, 2: 0.008}}, noise=[1.0, *[*[1.0] * 4, *[3.0] * 4] * 30])
+    assert fakes.tune() == {"a": Choice(1, {})}
+
+
 def test_what_takes_too_long_keeps_its_default():
     fakes = Fakes({"slow": {1: 1.0, 2: 0.1}, "quick": {1: 0.01, 2: 0.008}})
     chosen = fakes.tune(seconds=3.0)

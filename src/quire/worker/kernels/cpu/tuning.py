@@ -38,11 +38,13 @@ SECONDS = 3.0
 # A candidate takes the default's place if it takes at most this share of its time at the median of the rounds, and is
 # no slower in three rounds of four.
 CLEAR_WIN = 0.97
+# Where the middle half of the default's own times differs by more, other work decides who is faster: nothing is chosen.
+STEADY = 1.25
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 25
 # Starts that measure: on a machine that is always busy the rest keeps its defaults.
 MOST_TRIES = 3
-_VERSION = 2
+_VERSION = 3
 _DEFAULTS = "defaults"
 # Of each kind of weight: more than the caches of most processors.
 WEIGHT_BYTES = 48 << 20
@@ -174,11 +176,16 @@ def _choose(
             times[choice].append(clock() - start)
         longest = max(longest, clock() - began)
     knobs.set(tunable.name, default)
-    if len(times[default]) < _FEWEST_ROUNDS:
+    if len(times[default]) < _FEWEST_ROUNDS or not _is_steady(times[default]):
         return Choice(default, {})
     ratios = {choice: _quartiles(times[choice], times[default]) for choice in others}
     winners = [(ratio[0], choice) for choice, ratio in ratios.items() if ratio[0] <= CLEAR_WIN and ratio[2] <= 1]
     return Choice(min(winners)[1] if winners else default, ratios)
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high <= STEADY * low
 
 
 def _quartiles(times: Sequence[float], default_times: Sequence[float]) -> tuple[float, float, float]:
