@@ -115,9 +115,6 @@ class AsyncEngineClient:
     def open_all(self, requests: Sequence[EngineRequest], at_end: Collection[int] = ()) -> Sequence[RequestStream]:
         """Sends requests that begin together. The readers of those whose ids are `at_end` are told when all their
         sequences have ended, or nothing more will come; until then they take nothing."""
-        return self._open_boxes(requests, at_end)
-
-    def _open_boxes(self, requests: Sequence[EngineRequest], at_end: Collection[int]) -> list[Mailbox]:
         self._follow_loop()
         self._check_alive()
         boxes: list[Mailbox] = []

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from quire.engine_client import AsyncEngineClient, Link, Mailbox, RequestStream
+from quire.engine_client import AsyncEngineClient, Link, RequestStream
 from quire.errors import RequestError
 from quire.interfaces.hooks.guarded_stream import GuardedStream
 from quire.interfaces.hooks.judging import Hooks
@@ -93,9 +93,9 @@ class GuardedClient(AsyncEngineClient):
 
     # ------------------------------------------------------------------------------------------ for guarded streams
 
-    def open_now(self, request: EngineRequest) -> Mailbox:
-        [box] = self._open_boxes([request], ())
-        return box
+    def open_now(self, request: EngineRequest) -> RequestStream:
+        [stream] = super().open_all([request])
+        return stream
 
     def permit(self, permit: PermitTokens) -> None:
         if self.failure is None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.engine_client import Mailbox, TokenDelta
+from quire.engine_client import RequestStream, TokenDelta
 from quire.engine_client.mailbox import nobody
 from quire.errors import EngineDeadError, QuireError
 from quire.hooks import FinishedSequence, HookedRequest, SequenceTokens, Verdict
@@ -34,7 +34,7 @@ _MOST_LOOKS = 8
 class Sender(Protocol):
     """As much of a client as it needs."""
 
-    def open_now(self, request: EngineRequest) -> Mailbox:
+    def open_now(self, request: EngineRequest) -> RequestStream:
         """Sends it."""
 
     def permit(self, permit: PermitTokens) -> None: ...
@@ -113,7 +113,7 @@ class GuardedStream:
         self._hears_ends_only = hears_ends_only
         tenant = request.tenant.name if request.tenant is not None else ""
         self._seen = hooked_request(request.request_id, request.prompt_token_ids, request.sampling, tenant, renderer)
-        self._box: Mailbox | None = None
+        self._box: RequestStream | None = None
         self._sequences = [
             _Sequence(index, _text_of(request, renderer), num_permitted=request.permitted or 0)
             for index in range(request.sampling.n)

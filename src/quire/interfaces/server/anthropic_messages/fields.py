@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from quire.interfaces.server.anthropic_messages.blocks import messages_of
 from quire.interfaces.server.openai.known_fields import rules_for
+from quire.interfaces.server.openai.rendering import thinking_switch
 from quire.interfaces.server.openai.requests import ChatRequest, DialectFields
-from quire.interfaces.server.openai.thinking import thinking_switch
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import Refused
 

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL, rules_for
+from quire.interfaces.server.openai.rendering import NO_EFFORT, thinking_switch
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
-from quire.interfaces.server.openai.thinking import NO_EFFORT, thinking_switch
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import FieldRules, Refused, text_in
 from quire.renderer.image_parts import ImagePart

@@ -17,11 +17,17 @@ from quire.interfaces.server.openai.chat_tools import NO_TOOLS, ToolChoice, tool
 from quire.interfaces.server.openai.chunks import ChatChunk
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.kv_transfer import forwarded_prompt
-from quire.interfaces.server.openai.rendering import Cut, opens_answer, render, text_of
+from quire.interfaces.server.openai.rendering import (
+    NO_EFFORT,
+    Cut,
+    opens_answer,
+    render,
+    template_kwargs_of,
+    text_of,
+)
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import ChatCompletion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, count_always, generation_params
-from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described

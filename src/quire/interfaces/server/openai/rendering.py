@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -105,6 +106,28 @@ def opens_answer(body: ChatRequest | TokenizeRequest) -> bool:
     return False
 
 
+# How much a model is to think: OpenAI's words for it, and the last one of DeepSeek and Anthropic.
+NO_EFFORT = "none"
+EFFORTS = (NO_EFFORT, "minimal", "low", "medium", "high", "xhigh", "max")
+# Qwen's and most others' name; DeepSeek's and Granite's
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def thinking_switch(*, is_on: bool) -> dict[str, Any]:
+    """Values for the template. One that has no such switch does not look at them."""
+    return dict.fromkeys(_SWITCHES, is_on)
+
+
+def template_kwargs_of(effort: str | None, own: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The effort, and whether there is to be any; `own` are the request's values for the template, and win."""
+    if effort is None:
+        return dict(own or {})
+    if effort not in EFFORTS:
+        text = f"must be one of {', '.join(EFFORTS)}; what a level means is the model's"
+        raise invalid(f"reasoning_effort={effort[:40]!r}: {text}.", "reasoning_effort")
+    return {"reasoning_effort": effort, **thinking_switch(is_on=effort != NO_EFFORT), **(own or {})}
+
+
 async def render(
     model: ServedModel, chat: str | list[dict[str, Any]], *, cut: Cut = WHOLE, **options: Any
 ) -> RenderedPrompt:
@@ -123,12 +146,12 @@ async def render(
 async def _rendered(model: ServedModel, chat: str | list[dict[str, Any]], options: dict[str, Any]) -> RenderedPrompt:
     renderer = model.renderer
     sources = renderer.media_sources(chat)
-    if sources or renderer.has_vectors(chat):
-        return await model.images.call(partial(renderer.render_prompt, chat, **options), sources)
-    if not options.get("tools") and _is_short(chat, options):
+    if not sources and not options.get("tools") and _is_short(chat, options):
         # a short chat may become a long text, and a template may take long over it
         with contextlib.suppress(NotBriefError):
             return renderer.render_prompt(chat, is_brief=True, **options)
+    if sources or renderer.has_vectors(chat):
+        return await model.images.call(partial(renderer.render_prompt, chat, **options), sources)
     return await model.text_threads.call(renderer.render_prompt, chat, **options)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.interfaces.server.openai.rendering import EFFORTS
 from quire.interfaces.server.openai.sampling import MAX_TEMPERATURE
-from quire.interfaces.server.openai.thinking import EFFORTS
 from quire.renderer.chat_messages import MAX_MESSAGES, ROLES
 from quire.sampling_params import BOUNDS, MAX_STOP_STRINGS
 

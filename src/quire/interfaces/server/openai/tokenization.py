@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.openai.chat_tools import tool_choice_of
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.rendering import opens_answer, render, text_of
+from quire.interfaces.server.openai.rendering import opens_answer, render, template_kwargs_of, text_of
 from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
-from quire.interfaces.server.openai.thinking import template_kwargs_of
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
