@@ -228,3 +228,35 @@ def test_a_turn_is_not_handed_to_those_who_have_just_left():
             await asyncio.wait_for(turns.take(None), 60)
 
     asyncio.run(main())
+
+
+class Name(str):
+    """Counts how often anybody looks a client up."""
+
+    __slots__ = ()
+    num_lookups = 0
+
+    def __hash__(self) -> int:
+        Name.num_lookups += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("num_clients", [20, 400])
+def test_a_turn_costs_the_same_however_many_wait(num_clients: int):
+    async def main() -> None:
+        turns = FairTurns(2, 1, 2)
+        order: list[str] = []
+
+        async def use(client: str) -> None:
+            await turns.take(client)
+            order.append(client)
+            await asyncio.sleep(0)
+            turns.give_back(client)
+
+        names = [Name(number) for number in range(num_clients)]
+        Name.num_lookups = 0
+        await asyncio.gather(*(use(name) for _ in range(2) for name in names))
+        assert order == [*names, *names]
+        assert Name.num_lookups < 100 * len(order)
+
+    asyncio.run(main())

@@ -207,6 +207,15 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys, change, me
     assert error.count("\n") == 1
 
 
+def test_a_misspelt_key_of_the_model_is_refused_as_by_an_engine(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("quire.config.overrides.cache_folder", lambda: tmp_path / "cache")
+    flags = ["--model", "llama-3-8b", "--device", "h100", "--trace", "alpaca", "--rate", "1", "--num-requests", "1"]
+    assert main(["simulate", *flags, "--hf-overrides", '{"hiden_size": 5}']) == 2
+    assert "hf_overrides: hiden_size: neither the configuration of model_type=llama nor Quire" in (
+        capsys.readouterr().err
+    )
+
+
 def test_errors_of_a_deployment():
     with pytest.raises(CapacityError, match="weights take"):
         deploy("llama-3.3-70b", device_sheet("a100-40gb"))

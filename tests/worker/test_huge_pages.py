@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -137,12 +139,55 @@ def test_what_others_take_meanwhile_is_seen_before_each_piece(mapped, monkeypatc
 
 def test_a_system_that_has_none_keeps_the_file(mapped, enough, monkeypatch):
     expected = np.array(mapped)
-    monkeypatch.setattr(huge_pages._Staging, "move", lambda *_: False)
+    monkeypatch.setattr(huge_pages._System, "move_to_huge_pages", lambda *_: False)
     moving = HugePages(mapped, seconds_before=0.0)
     moving.start()
     moving.wait()
     assert moving.num_moved_bytes == 0
     assert np.array_equal(mapped, expected)
+
+
+def test_memory_that_is_never_overcommitted_keeps_the_file(mapped, enough, monkeypatch, tmp_path):
+    setting = tmp_path / "overcommit_memory"
+    setting.write_text("2\n")
+    monkeypatch.setattr(huge_pages, "_OVERCOMMIT", setting)
+    assert moved(mapped).num_moved_bytes == 0
+
+
+_WITHOUT_ROOM = """
+import resource
+import sys
+
+import numpy as np
+
+from quire.config.process_memory import MemoryReport
+from quire.worker import huge_pages
+
+mapped = np.memmap(sys.argv[1], dtype=np.uint8, mode="c")
+expected = np.fromfile(sys.argv[1], dtype=np.uint8)
+_, most = resource.getrlimit(resource.RLIMIT_AS)
+
+
+def no_room_from_here_on():
+    resource.setrlimit(resource.RLIMIT_AS, (1, most))
+    return MemoryReport(1 << 40, 1 << 40, "the test's")
+
+
+huge_pages.process_memory = no_room_from_here_on
+moving = huge_pages.HugePages(mapped, seconds_before=0.0)
+moving.start()
+moving.wait()
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+print(moving.num_moved_bytes, np.array_equal(mapped, expected))
+"""
+
+
+@needs_huge_pages
+def test_a_move_that_finds_no_room_leaves_the_bytes_where_they_are(mapped, tmp_path):
+    """In a process of its own, because a reader would end in a hole."""
+    command = [sys.executable, "-c", _WITHOUT_ROOM, str(tmp_path / "weights")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (answer.returncode, answer.stdout) == (0, "0 True\n"), answer.stderr
 
 
 @pytest.mark.parametrize("is_started", [True, False])

@@ -1,18 +1,21 @@
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.resident_peak import resident_peak
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from quire.errors import ModelError, OptionError
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.source_checkpoints import make_source_checkpoint, make_source_model
 from quire.testing.tiny_checkpoints import make_checkpoint, shape_0_6b_config
 from quire.worker.attention import attention_layers
-from quire.worker.model_loader import load_model
+from quire.worker.model_loader import building, load_model
 
 PROMPT = [7, 99, 3, 250, 18, 6]
 
@@ -166,6 +169,40 @@ def test_t5_as_transformers_saves_it(tmp_path):
     assert saved.model.scale == published.model.scale == 1.0
     hidden = torch.randn(3, 64)
     assert torch.equal(saved.compute_logits(hidden), published.compute_logits(hidden))
+
+
+SHARED, OF_ENCODER, OF_DECODER = "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5 v1.1"])
+def test_t5_has_one_embedding_by_any_of_its_names(kind, tmp_path):
+    path = make_source_checkpoint(tmp_path / "model", kind)
+    options = {"max_model_len": 64}
+    expected = load_model(worker_config(path, **options)).model.embed_tokens(torch.arange(50))
+    weights = weights_of(path)
+    shared = weights.pop(SHARED)
+    for names in ([OF_ENCODER], [OF_DECODER, OF_ENCODER], [SHARED, OF_DECODER, OF_ENCODER]):
+        write(path, {**weights, **{name: shared.clone() for name in names}})
+        assert torch.equal(load_model(worker_config(path, **options)).model.embed_tokens(torch.arange(50)), expected)
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5 v1.1"])
+@pytest.mark.parametrize("name", [OF_ENCODER, OF_DECODER])
+def test_t5_with_two_embeddings_is_refused(name, kind, tmp_path):
+    """Transformers uses both; to take one for the other would be another model."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    path = make_source_checkpoint(tmp_path / "model", kind)
+    weights = weights_of(path)
+    other = weights[SHARED] + 1
+    write(path, {**weights, name: other})
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32).state_dict()
+    assert torch.equal(theirs[name], other)
+    assert torch.equal(theirs[SHARED], weights[SHARED])
+    with pytest.raises(
+        ModelError, match=f"({name}|{SHARED}): differs from ({SHARED}|{name}), and Quire has one weight"
+    ):
+        load_model(worker_config(path, max_model_len=64))
 
 
 def test_what_is_no_weight_is_passed_over(path):
@@ -416,3 +453,43 @@ def test_the_original_files_of_gpt2_and_opt_hold_the_backbone_alone(tmp_path):
         assert all(not key.startswith(prefix) for key in weights)
         write(path, {**weights, **extra})
         assert torch.equal(logits(path), expected)
+
+
+# ---- while a model is built -----------------------------------------------------------------------------------------
+
+
+def layers():
+    """PyTorch's own, of the kinds that initialise what they make."""
+    return nn.ModuleList([nn.Linear(9, 7), nn.Embedding(9, 7), nn.LayerNorm(7), nn.Conv2d(3, 5, 2)])
+
+
+class Calls(TorchFunctionMode):
+    """Names of what PyTorch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_initialised_while_a_model_is_built():
+    """Neither with random numbers, nor with ones; what is no parameter is."""
+    with Calls() as calls, building(torch.bfloat16, torch.device("cpu")):
+        made = layers()
+        assert "empty" in calls.names
+        assert not {"kaiming_uniform_", "uniform_", "normal_", "fill_", "zero_"}.intersection(calls.names)
+        assert torch.zeros(3).fill_(2.0).tolist() == [2.0] * 3
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
+
+
+def test_other_threads_initialise_their_layers_meanwhile():
+    torch.manual_seed(5)
+    expected = layers().state_dict()
+    torch.manual_seed(5)
+    with building(torch.float32, torch.device("cpu")), ThreadPoolExecutor(1) as other:
+        made = other.submit(layers).result().state_dict()
+    for name, tensor in expected.items():
+        assert torch.equal(made[name], tensor), name

@@ -9,8 +9,10 @@ server; belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -108,50 +110,72 @@ class FairTurns:
         self._most_of_client = most_of_client
         self._most_of_unknown = most_of_unknown
         self._taken: Counter[str | None] = Counter()
-        # by arrival
-        self._waiting: dict[asyncio.Future[None], str | None] = {}
+        # those that wait, of each client by arrival, and how many had come before
+        self._waiting: dict[str | None, OrderedDict[asyncio.Future[None], int]] = {}
+        self._num_arrivals = 0
+        # (its last turn, when the first one came that waits, client) of all that wait and may have more, in order
+        self._line: list[tuple[int, int, str | None]] = []
         # when each client had its last turn, in this order
-        self._last_turn: dict[str | None, int] = {}
+        self._last_turn: OrderedDict[str | None, int] = OrderedDict()
         self._num_turns = 0
 
     async def take(self, client: str | None) -> None:
         """Waits for one; `give_back` must follow."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = client
+        with self._placing(client):
+            self._num_arrivals += 1
+            self._waiting.setdefault(client, OrderedDict())[turn] = self._num_arrivals
         self._hand_out()
         try:
             await turn
         except asyncio.CancelledError:
-            if self._waiting.pop(turn, self) is self:  # it had just been handed out
+            if turn.cancelled():
+                with self._placing(client):
+                    if client in self._waiting:
+                        self._waiting[client].pop(turn, None)
+            else:  # it had just been handed out
                 self.give_back(client)
             raise
 
     def give_back(self, client: str | None) -> None:
-        self._taken[client] -= 1
-        if not self._taken[client]:
-            del self._taken[client]
+        with self._placing(client):
+            self._taken[client] -= 1
+            if not self._taken[client]:
+                del self._taken[client]
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._taken.total() < self._most:
-            # who has left may not know it yet
-            candidates = [
-                turn for turn, client in self._waiting.items() if not turn.done() and self._may_have_more(client)
-            ]
-            if not candidates:
-                return
-            turn = min(candidates, key=lambda candidate: self._last_turn.get(self._waiting[candidate], 0))
-            client = self._waiting.pop(turn)
-            self._num_turns += 1
-            self._last_turn.pop(client, None)
-            self._last_turn[client] = self._num_turns
+        while self._line and self._taken.total() < self._most:
+            _, _, client = self._line[0]
+            with self._placing(client):
+                turn, _ = self._waiting[client].popitem(last=False)
+                # who has left may not know it yet
+                if not turn.done():
+                    self._num_turns += 1
+                    self._last_turn[client] = self._num_turns
+                    self._last_turn.move_to_end(client)
+                    self._taken[client] += 1
+                    turn.set_result(None)
             if len(self._last_turn) > _MOST_REMEMBERED:
-                del self._last_turn[next(iter(self._last_turn))]
-            self._taken[client] += 1
-            turn.set_result(None)
+                with self._placing(forgotten := next(iter(self._last_turn))):
+                    del self._last_turn[forgotten]
 
-    def _may_have_more(self, client: str | None) -> bool:
-        return self._taken[client] < (self._most_of_unknown if client is None else self._most_of_client)
+    @contextmanager
+    def _placing(self, client: str | None) -> Iterator[None]:
+        """Keeps the line in order while something changes from which the client's place in it follows."""
+        if (place := self._place(client)) is not None:
+            del self._line[bisect_left(self._line, place)]
+        yield
+        if not self._waiting.get(client, True):
+            del self._waiting[client]
+        if (place := self._place(client)) is not None:
+            insort(self._line, place)
+
+    def _place(self, client: str | None) -> tuple[int, int, str | None] | None:
+        most = self._most_of_unknown if client is None else self._most_of_client
+        if client not in self._waiting or self._taken[client] >= most:
+            return None
+        return self._last_turn.get(client, 0), next(iter(self._waiting[client].values())), client
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ from quire.config.device_sheets import DeviceSheet
 from quire.config.memory_budget import LargestStep, MemoryBudget
 from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
 from quire.engine_core.engine_core import EngineCore
-from quire.engine_core.executor.modelled import CostModel, DraftQuality, ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.executor.modelled import (
+    CostModel,
+    DraftQuality,
+    ModelledExecutor,
+    StepWork,
+    VirtualClock,
+    check_laid_over,
+)
 from quire.engine_core.launch import build_engine_core
 from quire.errors import CapacityError, OptionError
 from quire.kv_connectors import make_scheduler_half
@@ -100,7 +107,7 @@ def deploy(
     # nobody looks at what is recorded, and there are no processors to share
     asked = {"recorder_bytes": 0, "async_scheduling": False, "num_threads": 1, **given}
     kind = "cpu" if device.name.startswith("cpu") else "cuda"
-    config, _ = resolve(EngineOptions(model=str(model_folder(model)), device=kind, load_format="dummy", **asked))
+    config = _resolved(model, kind, asked)
     if config.speculation is not None and config.speculation.model_path is not None:
         raise OptionError("speculative_config: models that draft cannot be priced yet. Use ngram, or leave it out.")
     worker = replace(config.worker, grid=RankGrid(tensor=ranks, pipeline=stages), processors=None)
@@ -132,10 +139,16 @@ def deploy(
     )
 
 
+def _resolved(model: str, device: str, asked: Mapping[str, Any]) -> EngineConfig:
+    config, _ = resolve(EngineOptions(model=str(model_folder(model)), device=device, load_format="dummy", **asked))
+    check_laid_over(config.worker)
+    return config
+
+
 def deploy_measured(model: str, measured: MeasuredSteps, options: Mapping[str, Any] | None = None) -> Deployment:
     """On the machine where these steps were measured, with this model."""
     asked = {"recorder_bytes": 0, "async_scheduling": False, "num_threads": 1, **(options or {})}
-    config, _ = resolve(EngineOptions(model=str(model_folder(model)), device="cpu", load_format="dummy", **asked))
+    config = _resolved(model, "cpu", asked)
     for name, size in (("tensor", config.worker.grid.tensor), ("pipeline", config.worker.grid.pipeline)):
         if size > 1:
             raise OptionError(f"{name}_parallel_size={size}: steps were measured with one worker. Leave it out.")

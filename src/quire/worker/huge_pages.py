@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import mmap
 import os
 import threading
 import time
@@ -24,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.process_memory import process_memory
-from quire.worker.lazy_memory import lazy_zeros
 
 _logger = logging.getLogger(__name__)
 _HUGE_PAGE = 2 << 20
@@ -40,10 +40,14 @@ _NICENESS = 10
 _LEFT_FREE = 2 << 30
 # Linux 6.1: makes one huge page of what lies there, and says whether it is one.
 _MADV_COLLAPSE = 25
-# Linux 5.7, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP: pages go to a place that is given and replace what is
-# there; where they were, memory without pages is left.
-_MOVE_PAGES = 1 | 2 | 4
+# MREMAP_MAYMOVE | MREMAP_FIXED: a mapping goes with its pages to a place that is given, and replaces what is there.
+_MOVE = 1 | 2
+# Linux: no commit charge, which a mapping would take with it.
+_NO_RESERVE = 0x4000
+_FAILED = ctypes.c_void_p(-1).value
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_NEVER_OVERCOMMITS = "2"
 
 
 class HugePages:
@@ -81,12 +85,12 @@ class HugePages:
         began_at = time.monotonic()
         pieces = list(_pieces(self._array))
         num_left = sum(size for _, size in pieces)
-        staging = _Staging(max(size for _, size in pieces))
+        system = _System()
         for address, size in pieces:
             if process_memory().free_bytes < num_left + _LEFT_FREE:
                 _logger.info("weights stay in the pages of their file: there is too little memory beside it")
                 break
-            if not staging.move(address, size):
+            if not system.move_to_huge_pages(address, size):
                 _logger.info("weights stay in the pages of their file: the system has no huge pages for them")
                 break
             self.num_moved_bytes += size
@@ -98,8 +102,13 @@ class HugePages:
 
 
 def _are_allowed() -> bool:
-    """Linux, where its administrator has not switched them off."""
-    return _SETTING.is_file() and "[never]" not in _SETTING.read_text(encoding="ascii")
+    """Linux, where its administrator has not switched them off. Not where memory is never overcommitted: there a move
+    is charged for when the file's pages have already gone, and may fail."""
+    return (
+        _SETTING.is_file()
+        and "[never]" not in _SETTING.read_text(encoding="ascii")
+        and _OVERCOMMIT.read_text(encoding="ascii").strip() != _NEVER_OVERCOMMITS
+    )
 
 
 def _pieces(array: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
@@ -115,21 +124,48 @@ def _aligned(number: int) -> int:
     return -(-number // _HUGE_PAGE) * _HUGE_PAGE
 
 
-class _Staging:
-    """Memory in which a piece is copied, and which gives its pages away."""
+class _System:
+    """Calls of the C library, for one piece after the other."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self._memory = lazy_zeros((num_bytes + _HUGE_PAGE,), np.uint8, use_huge_pages=True)
-        self._address = _aligned(self._memory.ctypes.data)
-        system = ctypes.CDLL(None)
-        self._madvise, self._mremap = system.madvise, system.mremap
-        self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        self._mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-        self._mremap.restype = ctypes.c_void_p
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._mmap, self._munmap, self._madvise, self._mremap = (
+            getattr(library, name) for name in ("mmap", "munmap", "madvise", "mremap")
+        )
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._mmap.argtypes = (pointer, size, number, number, number, ctypes.c_long)
+        self._munmap.argtypes = (pointer, size)
+        self._madvise.argtypes = (pointer, size, number)
+        self._mremap.argtypes = (pointer, size, size, number, pointer)
+        self._mmap.restype = self._mremap.restype = pointer
 
-    def move(self, address: int, size: int) -> bool:
-        """Whether these bytes lie in huge pages now."""
-        ctypes.memmove(self._address, address, size)
-        if self._madvise(self._address, size, _MADV_COLLAPSE) != 0:
+    def move_to_huge_pages(self, address: int, size: int) -> bool:
+        """Whether these bytes lie in huge pages now. If not, they lie where they lay.
+
+        The new pages come in a mapping of their own, which moves whole. With one that stays behind, or grows, Linux
+        would look for room when the old pages are gone already, and a reader would meet a hole. All that it still looks
+        for here, a free entry in its table of mappings, it looks for before.
+        """
+        copy = self._take(size)
+        if copy is None:
             return False
-        return bool(self._mremap(self._address, size, size, _MOVE_PAGES, address) == address)
+        ctypes.memmove(copy, address, size)
+        if self._madvise(copy, size, _MADV_COLLAPSE) == 0 and self._mremap(copy, size, size, _MOVE, address) == address:
+            return True
+        self._munmap(copy, size)
+        return False
+
+    def _take(self, size: int) -> int | None:
+        """Memory that begins where a huge page can; None: there is none."""
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        begin = self._mmap(None, size + _HUGE_PAGE, protection, kind, -1, 0)
+        if begin == _FAILED:
+            return None
+        address = _aligned(begin)
+        end = begin + size + _HUGE_PAGE
+        if address > begin:
+            self._munmap(begin, address - begin)
+        self._munmap(address + size, end - address - size)
+        self._madvise(address, size, mmap.MADV_HUGEPAGE)
+        return address

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from quire.config import ModelFacts, WorkerConfig
 from quire.config.image_sizes import JOINED, joined_tower
@@ -38,16 +39,17 @@ from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
 
 _logger = logging.getLogger(__name__)
-# What PyTorch's own layers do when they are made, by kind.
-_INITIALIZE: dict[Any, Any] = {
-    kind: kind.reset_parameters for kind in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.modules.conv._ConvNd)
-}
+# What PyTorch's own layers fill their parameters with when they are made.
+_INITIALIZERS: frozenset[Any] = frozenset({
+    nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.fill_, Tensor.zero_,
+})  # fmt: skip
 # of the weights: a router, a table of positions
 _SMALL_SHARE = 0.02
 
 
 def load_model(config: WorkerConfig) -> nn.Module:
     """The model of `config.model_path`: on its device, weights loaded and packed, in eval mode."""
+    check_laid_over(config)
     facts = ModelFacts.read(Path(config.model_path))
     platform = current_platform(config.device)
     if config.device == "cpu":
@@ -55,8 +57,6 @@ def load_model(config: WorkerConfig) -> nn.Module:
     dtype = platform.dtype(config.dtype)
     scheme = None if config.quantization is None else find_scheme(config.quantization)
     model_class, tower = _choice(config, facts)
-    if config.added_config_keys:
-        check_added_keys(config.added_config_keys, facts.hf_config, model_class)
     if tower is not None:
         facts = tower.facts
         _logger.warning("%s.", tower.remark)
@@ -85,6 +85,14 @@ def load_model(config: WorkerConfig) -> nn.Module:
         backend.name,
     )
     return model.requires_grad_(False).eval()
+
+
+def check_laid_over(config: WorkerConfig) -> None:
+    """OptionError: hf_overrides has a key that nobody takes."""
+    if config.added_config_keys:
+        facts = ModelFacts.read(Path(config.model_path))
+        model_class, _ = _choice(config, facts)
+        check_added_keys(config.added_config_keys, facts.hf_config, model_class)
 
 
 def _form_of_weights(config: WorkerConfig, model: nn.Module) -> str:
@@ -192,23 +200,30 @@ def _unusable_values_named(file: Path, model_class: type[Any]) -> Iterator[None]
 
 @contextmanager
 def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Parameters that are made inside have the model's type and device from the start, and are not initialised."""
+    """Parameters that are made inside have the model's type and device from the start, and are not initialised. That is
+    for this thread alone, but for the type: PyTorch has one default in a process."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    for kind in _INITIALIZE:
-        kind.reset_parameters = _leave
     try:
-        with device:
+        with device, _Uninitialized():
             yield
     finally:
         torch.set_default_dtype(before)
-        for kind, initialize in _INITIALIZE.items():
-            kind.reset_parameters = initialize
 
 
-def _leave(module: nn.Module) -> None:
+class _Uninitialized(TorchFunctionMode):
     """Random numbers for what is read from a file would take seconds, and all the memory that a wrong config.json asks
     for."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _INITIALIZERS:
+            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **kwargs)
 
 
 def _choice(config: WorkerConfig, facts: ModelFacts) -> tuple[type[Any] | None, TextTower | None]:

@@ -50,7 +50,7 @@ WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None = None) -> None:
     """Fill and pack every parameter from the checkpoint; what is missing, left over or of a wrong shape is an error."""
     checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
-    filling = _Filling(model, scheme)
+    filling = _Filling(model, scheme, checkpoint_map.repeated)
     with _progress(checkpoint.num_bytes) as bar:
         for source, weight in checkpoint.tensors():
             # before it is turned, for which it would be read
@@ -146,7 +146,7 @@ def _pack(module: nn.Module) -> None:
 class _Filling:
     """The parameters of a model that are still to come."""
 
-    def __init__(self, model: nn.Module, scheme: Scheme | None) -> None:
+    def __init__(self, model: nn.Module, scheme: Scheme | None, repeated: Collection[str]) -> None:
         self._model = model
         self._scheme = scheme
         self._holders = Holders(model)
@@ -159,6 +159,7 @@ class _Filling:
         names = [name for name, first in self._holders.first_name.items() if name != first]
         self._first_of_tied = {name: self._holders.first_name[name] for name in names}
         # What is tied is not read before everything has been seen: the checkpoint may hold two weights.
+        self._late = {*self._first_of_tied, *self._first_of_tied.values(), *repeated}
         self._tied: dict[str, tuple[Placement, str]] = {}
         self._unexpected: list[str] = []
 
@@ -172,8 +173,13 @@ class _Filling:
         if placement.part not in self._parts.get(placement.name, ()):
             self._unexpected.append(source)
             return
-        if placement.name in self._first_of_tied or placement.name in self._first_of_tied.values():
-            self._tied.setdefault(placement.name, (placement, source))
+        if placement.name in self._late:
+            other, other_source = self._tied.setdefault(placement.name, (placement, source))
+            if other_source != source and not self._is_equal(placement, other, source):
+                raise ModelError(
+                    f"{source}: differs from {other_source}, and Quire has one weight for both. Take a checkpoint in "
+                    "which they are the same."
+                )
         elif placement.name in self._parameters:
             self._load(placement.name, placement, source)
 
@@ -213,7 +219,7 @@ class _Filling:
     def _is_equal(self, head: Placement, embedding: Placement, source: str) -> bool:
         """In numbers of the model's type, and in what this rank keeps: nothing else comes from here. A scheme treats an
         embedding in another way than a head, so that all ranks must see the same then."""
-        parameter = self._parameters[embedding.name]
+        parameter = self._parameters[self._first_of_tied.get(embedding.name, embedding.name)]
         with _misfits_named(source):
             pieces: list[Any] = [pick_piece(parameter, placement.weight)[1] for placement in (head, embedding)]
         if self._scheme is not None:

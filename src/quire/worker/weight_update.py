@@ -72,8 +72,8 @@ class WeightUpdate:
         path = self._path
         waiting: dict[str, set[Part]] = {}
         first_names = self._holders.first_name
-        tied = {first for name, first in first_names.items() if name != first}
-        # of what a head shares with the embedding, where it stood first
+        tied = {*self._map.repeated, *(first for name, first in first_names.items() if name != first)}
+        # of what has several names, where it stood first
         seen: dict[str, tuple[str, Any]] = {}
         num_tensors = 0
         for source, weight in CheckpointFiles.at(path).tensors():

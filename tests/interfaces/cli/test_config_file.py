@@ -103,6 +103,10 @@ def test_a_front_has_one_as_well(tmp_path: Path) -> None:
         ("config: other.yaml", "config: quire trial has no such option"),
         ("max-model-len: 5\nmax_model_len: 6", "max-model-len stands there twice"),
         ("- 5", "must hold names and values"),
+        (
+            "root:$6$salt$hash:20593:0:99999:7:::\ndaemon:*:20593:0:::",
+            "yaml: must hold names and values, such as",
+        ),
         ("a: [", "is no valid YAML"),
         ("port: 2020-99-99", "is no valid YAML"),
         ("port: " + "[" * 2000, "is no valid YAML"),
@@ -131,3 +135,14 @@ def test_a_file_that_is_not_there() -> None:
         parsed(serve, "--config", "nowhere.yaml")
     with pytest.raises(OptionError, match="expects the name"):
         parsed(serve, "--config")
+
+
+def test_a_file_that_this_user_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(OptionError) as failure:
+        parsed(serve, "--config", "/etc/shadow")
+    says = "config=/etc/shadow: cannot be read (Permission denied). Name a YAML file that you may read."
+    assert str(failure.value) == says

@@ -115,6 +115,32 @@ def test_what_goes_wrong_decides_the_exit_status(command, raised, status, shown,
     assert capsys.readouterr().err == shown
 
 
+_INTERRUPTED_AT_AN_IMPORT = """
+import os
+import signal
+import sys
+
+
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, CtrlC())
+from quire.interfaces.cli import main
+sys.exit(main(["serve", "--help"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["quire.interfaces.cli.program", "quire.errors", "quire.interfaces.cli.serve"])
+def test_ctrl_c_while_the_code_of_a_command_is_read_says_nothing(module):
+    command = [sys.executable, "-c", _INTERRUPTED_AT_AN_IMPORT, module]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_our_own_mistakes_keep_their_traceback(command):
     def run(arguments):
         raise ZeroDivisionError

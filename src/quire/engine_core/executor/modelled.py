@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from quire.config import WorkerConfig
 from quire.engine_core.executor.executor import RESIDENT_MEMORY, STEP_TIMES, PendingStep
 from quire.errors import UserError
 from quire.messages import (
@@ -39,6 +40,14 @@ Amount: TypeAlias = float | Floats
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_AGAIN = np.uint64(0xBF58476D1CE4E5B9)
 _PARTS = 1 << 16
+
+
+def check_laid_over(config: WorkerConfig) -> None:
+    """OptionError: what a worker would refuse of hf_overrides. It takes a second, as a worker's code does."""
+    if config.added_config_keys:
+        from quire.worker import model_loader
+
+        model_loader.check_laid_over(config)
 
 
 class VirtualClock:

@@ -2,7 +2,7 @@
 
 import sys
 
-from quire.interfaces.cli.program import main
+from quire.interfaces.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

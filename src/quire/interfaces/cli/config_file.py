@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ FLAG = "--config"
 _SECRETS = frozenset({"api-keys", "api-key", "admin-api-key", "tenant-secret"})
 
 _MERGE = "<<"
+# of an option, or of a part of one
+_NAME = re.compile(r"[\w.-]+")
 _MOST_CHARACTERS = 2**20
 _MOST_DEPTH = 100
 
@@ -69,7 +72,7 @@ def read_entries(file: str) -> dict[str, Any]:
             text = stream.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
-        raise OptionError(f"config={file}: cannot be read ({reason}).") from None
+        raise OptionError(f"config={file}: cannot be read ({reason}). Name a YAML file that you may read.") from None
     if len(text) > _MOST_CHARACTERS:
         raise OptionError(f"config={file}: has more than {_MOST_CHARACTERS:,} characters, so it is no file of options.")
     entries = _parsed(text, file)
@@ -97,7 +100,8 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
         raise OptionError(f"config={file}: {problem}. Write each value where it belongs.")
     if content is None:
         return {}
-    if not isinstance(content, dict):
+    # a name that can be none is not shown: it may be a line of any file, one with passwords among them
+    if not isinstance(content, dict) or not all(_NAME.fullmatch(str(key)) for key in content):
         raise OptionError(f"config={file}: must hold names and values, such as max-model-len: 4096.")
     names = [str(key.value).replace("_", "-") for key, _ in pairs.value]
     double = next((name for number, name in enumerate(names) if name in names[:number]), None)

@@ -63,18 +63,15 @@ _LEVELS = {"serve": "info", "deploy": "info", "route": "info"}
 OK = 0
 ENGINE_FAILED = 1
 USER_MISTAKE = 2
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code of the process."""
+    """Runs one command; returns the exit code of the process, unless Ctrl-C ends it."""
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         # here and not when the interpreter ends, so that a reader who has gone is met below
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # `quire generate ... | head`: the reader has seen enough. Python would complain when it flushes stdout again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

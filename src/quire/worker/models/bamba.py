@@ -16,7 +16,6 @@ from quire.worker.models.mamba2_mixer import (
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
-    complete_time_step_limit,
     mixer_sizes,
 )
 
@@ -29,7 +28,6 @@ def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> n
 
 def complete_config(config: Any) -> None:
     complete_kv_heads(config)
-    complete_time_step_limit(config)
     complete_mixers(config)
     # as published, and not in the file
     config.partial_rotary_factor = 0.5

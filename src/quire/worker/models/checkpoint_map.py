@@ -116,6 +116,8 @@ class CheckpointMap:
     ignored_modules: tuple[str, ...] = ()
     # beginnings of names here: modules that are as the checkpoint has them, neither merged nor turned
     apart: tuple[str, ...] = ()
+    # weights that are one here, and that a checkpoint may hold under several names
+    repeated: tuple[str, ...] = ()
     # a last look at a tensor: turn it, or cut it into several
     convert: Callable[[str, Any], list[tuple[str, Any]]] = _unchanged
     # whether it leaves the inputs of each output as they are, or does not see weights that come quantised. It may get

@@ -22,7 +22,6 @@ from quire.worker.models.mamba2_mixer import (
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
-    complete_time_step_limit,
     mixer_sizes,
 )
 
@@ -110,7 +109,6 @@ class FalconH1MLP(LlamaMLP):
 
 def complete_config(config: Any) -> None:
     complete_kv_heads(config)
-    complete_time_step_limit(config)
     complete_mixers(config, config.mamba_d_ssm)
     for name, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
         values = getattr(config, name) or [1.0] * count

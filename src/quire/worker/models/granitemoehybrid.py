@@ -22,7 +22,6 @@ from quire.worker.models.mamba2_mixer import (
     SCAN_WEIGHTS,
     Mamba2Mixer,
     complete_mixers,
-    complete_time_step_limit,
     mixer_sizes,
 )
 
@@ -58,8 +57,6 @@ def make_mlp(config: Any, index: int) -> nn.Module:
 
 def complete_config(config: Any) -> None:
     complete_kv_heads(config)
-    complete_time_step_limit(config)
-    config.time_step_limit = tuple(config.time_step_limit)
     kinds = config.layer_types or ["linear_attention"] * config.num_hidden_layers
     config.layer_types = [_KINDS.get(kind, kind) for kind in kinds]
     unknown = set(config.layer_types) - set(_KINDS.values())

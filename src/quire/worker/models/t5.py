@@ -91,9 +91,13 @@ class T5ForConditionalGeneration(EncoderDecoder):
         self.max_source = max_model_len - 1
         self.checkpoint_map = CheckpointMap(
             merged=MERGED if config.feed_forward_proj.startswith(GATED) else QKV,
-            prefixes={"shared.": "model.embed_tokens.", "decoder.final_layer_norm.": "model.final_layer_norm."},
-            # the shared embedding under other names, and a bias that no layer of cross attention uses
-            ignored=("coder.embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),
+            prefixes={
+                **dict.fromkeys(("shared.", "encoder.embed_tokens.", "decoder.embed_tokens."), "model.embed_tokens."),
+                "decoder.final_layer_norm.": "model.final_layer_norm.",
+            },
+            repeated=("model.embed_tokens.weight",),
+            # a bias that no layer of cross attention uses
+            ignored=("EncDecAttention.relative_attention_bias.weight",),
             convert=_names(config.relative_attention_max_distance),
             converts_quantized=True,
         )

@@ -11,7 +11,6 @@ from starlette.datastructures import State
 
 from quire.errors import RequestError
 from quire.interfaces.class_labels import CLASSIFY, ClassLabels, checked_task
-from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.embeddings import BASE64, FLOAT, encoded
 from quire.interfaces.server.openai.known_fields import rules_for
@@ -112,12 +111,10 @@ async def pool(request: Request) -> Response:
 
 async def _work(body: ClassifyRequest, model: ServedModel, task: str, params: PoolingParams) -> PoolingWork:
     model.engine.class_labels.check(task)
-    caller = current_caller()
-    priority = caller.priority(body.priority)
     asked = split_prompts(body.input, "input", MAX_INPUTS)
     with in_words_of({"prompt": "input"}):
-        inputs = await inputs_of(model, caller, asked, names_of(body.input, asked, "input"), body.add_special_tokens)
-    return PoolingWork(inputs, params, task, caller, model, priority=priority, cache_salt=body.cache_salt)
+        inputs = await inputs_of(model, asked, names_of(body.input, asked, "input"), body.add_special_tokens)
+    return PoolingWork(inputs, params, task, model, body)
 
 
 async def _classify(body: ClassifyRequest, state: State) -> PoolingAnswer:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from starlette.datastructures import State
 
 from quire.interfaces.class_labels import EMBED
-from quire.interfaces.server.access.caller import current_caller, new_id
+from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.endpoint import Endpoint, respond
 from quire.interfaces.server.openai.known_fields import rules_for
@@ -154,15 +154,13 @@ async def prepare_embeddings(body: EmbeddingRequest, model: ServedModel) -> Embe
     if body.encoding_format == BYTES and len(asked) > _MOST_DESCRIBED:
         text = f"{len(asked)} vectors, and a header says where at most {_MOST_DESCRIBED} are"
         raise invalid(f"encoding_format={BYTES}: {text}. Take {BYTES_ONLY}, or send fewer.", "encoding_format")
-    caller = current_caller()
-    priority = caller.priority(body.priority)
     limit = model.max_model_len
     cut = Cut.asked(body.truncate_prompt_tokens, body.truncation_side, limit, limit, default=RIGHT)
     with in_words_of({"prompt": "input"}):
-        inputs = await inputs_of(model, caller, asked, names, body.add_special_tokens, cut)
+        inputs = await inputs_of(model, asked, names, body.add_special_tokens, cut)
     if body.padding == MAX_LENGTH:
         inputs = padded(inputs, model)
-    work = PoolingWork(inputs, params, EMBED, caller, model, priority=priority, cache_salt=body.cache_salt)
+    work = PoolingWork(inputs, params, EMBED, model, body)
     return EmbeddingWork(work, body, model)
 
 

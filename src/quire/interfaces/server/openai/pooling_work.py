@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.access.caller import Caller, Reservation, new_id
+from quire.interfaces.server.access.caller import Caller, Reservation, current_caller, new_id
 from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.openai.rendering import WHOLE, Cut, render, render_pair
 from quire.interfaces.server.served_model import ServedModel
@@ -73,7 +73,6 @@ class PoolingInput:
 
 async def inputs_of(
     model: ServedModel,
-    caller: Caller,
     given: Sequence[str | list[int]],
     names: Sequence[str],
     add_special_tokens: bool | None = None,
@@ -91,9 +90,7 @@ async def inputs_of(
         return rendered
 
     num_tokens = sum(len(one) for one in given if isinstance(one, list))
-    return await _inputs(
-        model, caller, [(one, name) for one, name in zip(given, names, strict=True)], num_tokens, prompt_of
-    )
+    return await _inputs(model, [(one, name) for one, name in zip(given, names, strict=True)], num_tokens, prompt_of)
 
 
 def padded(inputs: Sequence[PoolingInput], model: ServedModel) -> list[PoolingInput]:
@@ -109,7 +106,7 @@ def padded(inputs: Sequence[PoolingInput], model: ServedModel) -> list[PoolingIn
 
 
 async def pairs_of(
-    model: ServedModel, caller: Caller, pairs: Sequence[tuple[str, str]], first_name: str, names: Sequence[str]
+    model: ServedModel, pairs: Sequence[tuple[str, str]], first_name: str, names: Sequence[str]
 ) -> list[PoolingInput]:
     """Texts that a model reads two at a time. `names`: of the second ones, by which errors call both."""
 
@@ -117,16 +114,16 @@ async def pairs_of(
         with in_words_of({"query": first_name, "document": name}):
             return await render_pair(model, *pair)
 
-    return await _inputs(model, caller, list(zip(pairs, names, strict=True)), 0, prompt_of)
+    return await _inputs(model, list(zip(pairs, names, strict=True)), 0, prompt_of)
 
 
 async def _inputs(
     model: ServedModel,
-    caller: Caller,
     given: Sequence[tuple[Any, str]],
     num_tokens: int,
     prompt_of: Callable[[Any, str], Awaitable[RenderedPrompt]],
 ) -> list[PoolingInput]:
+    caller = current_caller()
     caller.admission.check(caller.tenant, _window(caller, len(given)), num_tokens)
     inputs: list[PoolingInput] = []
     for one, name in given:
@@ -150,29 +147,28 @@ def _window(caller: Caller, num_inputs: int) -> int:
     return max(1, min(num_inputs, _MOST_AT_ONCE, num_inputs if most is None else most))
 
 
+class _Asked(Protocol):
+    """What every such request may say of how it is served."""
+
+    priority: int | None
+    cache_salt: str | None
+
+
 class PoolingWork:
     """The inputs of one request on their way."""
 
     def __init__(
-        self,
-        inputs: list[PoolingInput],
-        params: PoolingParams,
-        task: str,
-        caller: Caller,
-        model: ServedModel,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        self, inputs: list[PoolingInput], params: PoolingParams, task: str, model: ServedModel, asked: _Asked
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._params = params
-        self._caller = caller
-        self._asked: dict[str, Any] = {
+        self._caller = current_caller()
+        self._options: dict[str, Any] = {
             "task": task,
-            "priority": priority,
-            "cache_salt": cache_salt or "",
-            "tenant": caller.tenancy,
+            "priority": self._caller.priority(asked.priority),
+            "cache_salt": asked.cache_salt or "",
+            "tenant": self._caller.tenancy,
             "lora_request": model.adapter,
         }
 
@@ -226,7 +222,7 @@ class PoolingWork:
         reason = "abort"
         try:
             with in_words_of({"prompt": one.name}):
-                output = await self._model.engine.embed(one.prompt, self._params, on_start=started, **self._asked)
+                output = await self._model.engine.embed(one.prompt, self._params, on_start=started, **self._options)
             reason = "stop"
             return output
         except Exception:

@@ -6,7 +6,6 @@ A model that was trained for it reads both texts at once; of a model of embeddin
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -16,7 +15,7 @@ from msgspec import Meta
 from starlette.datastructures import State
 
 from quire.interfaces.class_labels import EMBED, SCORE, cosine, paired
-from quire.interfaces.server.access.caller import current_caller, new_id
+from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.pooling_work import (
@@ -211,22 +210,19 @@ async def comparison_of(
     """Checked, and not started. `names`: what the client calls both."""
     labels = model.engine.class_labels
     labels.check(SCORE)
-    caller = current_caller()
-    priority = caller.priority(body.priority)
     with in_words_of({"text_1": names[0]}):
         pairs = paired(first, second)
-    params = PoolingParams(use_activation=body.use_activation)
-    asked: dict[str, Any] = {"priority": priority, "cache_salt": body.cache_salt}
     if labels.scores_pairs:
         if len(first) == 1:
             check_repeated(first[0], len(pairs), *names)
-        of_pairs = [f"{names[1]}[{index}]" for index in range(len(pairs))]
-        inputs = await pairs_of(model, caller, pairs, names[0], of_pairs)
-        return Comparison(PoolingWork(inputs, params, SCORE, caller, model, **asked), len(first), reads_pairs=True)
-    of_texts = [f"{names[0]}[{index}]" for index in range(len(first))]
-    of_texts += [f"{names[1]}[{index}]" for index in range(len(second))]
-    inputs = await inputs_of(model, caller, list(itertools.chain(first, second)), of_texts)
-    return Comparison(PoolingWork(inputs, params, EMBED, caller, model, **asked), len(first), reads_pairs=False)
+        inputs = await pairs_of(model, pairs, names[0], [f"{names[1]}[{index}]" for index in range(len(pairs))])
+    else:
+        of_texts = [f"{names[0]}[{index}]" for index in range(len(first))]
+        of_texts += [f"{names[1]}[{index}]" for index in range(len(second))]
+        inputs = await inputs_of(model, [*first, *second], of_texts)
+    params = PoolingParams(use_activation=body.use_activation)
+    work = PoolingWork(inputs, params, SCORE if labels.scores_pairs else EMBED, model, body)
+    return Comparison(work, len(first), reads_pairs=labels.scores_pairs)
 
 
 SCORE_ENDPOINT = Endpoint(ScoreRequest, SCORE_RULES, _score, PoolingAnswer.whole)
