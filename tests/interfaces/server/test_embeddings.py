@@ -236,7 +236,7 @@ def test_what_the_engine_has_no_room_for_is_named(run, served):
             embed_one = server.engine.embed
 
             async def refusing(prompt, *args, **options):
-                if len(prompt) == 3:
+                if len(prompt.token_ids) == 3:
                     raise RequestError("prompt: too much. Shorten the prompt.", param="prompt")
                 return await embed_one(prompt, *args, **options)
 
