@@ -9,6 +9,7 @@ from quire.config import EngineConfig, EngineOptions, SpeculationConfig, resolve
 from quire.config.model_source import embedded_path
 from quire.engine_core.launch_document import LaunchDocument
 from quire.errors import ModelError, OptionError
+from quire.processes.documents import encode_document, read_document
 
 DRAFT = "embedded"  # any checkpoint may draft
 
@@ -111,8 +112,8 @@ def test_another_process_reads_the_same(tmp_path):
     config, _ = resolve(EngineOptions(speculative_config={"model": DRAFT}))
     document = LaunchDocument(config=config, endpoint="", folder="")
     with (tmp_path / "document").open("wb+") as file:
-        file.write(document.encode())
+        file.write(encode_document(document))
         file.seek(0)
-        read = LaunchDocument.read(file)
+        read = read_document(file, LaunchDocument)
     assert isinstance(read.config, EngineConfig)
     assert msgspec.to_builtins(read.config.speculation) == msgspec.to_builtins(config.speculation)

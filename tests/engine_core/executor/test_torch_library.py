@@ -30,7 +30,7 @@ def test_a_core_without_a_worker_needs_none(monkeypatch, grid, core, is_loaded):
         log_level=logging.getLogger("quire").level,
     )
     monkeypatch.setattr(process, "threading", SimpleNamespace(Thread=Thread))
-    monkeypatch.setattr(process, "LaunchDocument", SimpleNamespace(read=lambda file: document))
+    monkeypatch.setattr(process, "read_document", lambda file, kind: document)
     monkeypatch.setattr(process, "watch_parent", lambda folder: None)
     monkeypatch.setattr(process, "run", lambda *arguments: 7)
     monkeypatch.setattr(process.os, "_exit", sys.exit)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.image_processors import noise
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.config import EngineOptions, resolve
 from quire.engine_core.whole_ranges import WholeRanges
@@ -296,11 +297,19 @@ def test_a_number_of_a_tower_that_is_none_is_named(bad: Any, family: str, path: 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava"])
 def test_weights_that_are_read_are_not_drawn_before(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_image_checkpoint(tmp_path / name, name)
-    for function in ("kaiming_uniform_", "normal_", "uniform_", "ones_"):
-        monkeypatch.delattr(torch.nn.init, function)
-    load_model(worker_config(path))
-    with pytest.raises(AttributeError):
-        torch.nn.Linear(3, 3)
+
+    class Draws(TorchDispatchMode):
+        """Refuses operations that draw numbers."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket in (torch.ops.aten.uniform_, torch.ops.aten.normal_):
+                raise AssertionError(f"{func} was called")
+            return func(*args, **(kwargs or {}))
+
+    with Draws():
+        load_model(worker_config(path))
+        with pytest.raises(AssertionError, match="uniform_"):
+            torch.nn.Linear(3, 3)
 
 
 def test_experts_as_they_are_published(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def make_mixer(config: Any, name: str) -> nn.Module:
         eps=config.layer_norm_epsilon,
         bias=config.use_bias,
         conv_bias=config.use_conv_bias,
-        time_step_limit=config.time_step_limit,
+        time_step_limit=tuple(config.time_step_limit),
     )
     return Mamba2Mixer(sizes, name)
 

@@ -118,7 +118,7 @@ def complete_time_step_limit(config: Any) -> None:
             f"config.json: time_step_limit={str(limit)[:40]}: must be two numbers, the least step and the longest, "
             "because every step is held between them. Take the config.json that belongs to the weights."
         )
-    config.time_step_limit = (least, most)
+    config.time_step_limit = [least, most]
 
 
 def check_groups(num_heads: int, num_groups: int, names: str) -> None:
@@ -149,6 +149,7 @@ def complete_mixers(config: Any, inner: int | None = None) -> None:
     """In the spelling of hybrids: limits of a step, and the size of a head, which follows from others. `inner`: of all
     heads, where the file says it."""
     complete_time_step_limit(config)
+    config.time_step_limit = tuple(config.time_step_limit)
     num_heads = config.mamba_n_heads
     inner = inner or config.mamba_expand * config.hidden_size
     if num_heads < 1 or config.mamba_d_head not in (None, "auto", inner / num_heads) or inner % num_heads:
