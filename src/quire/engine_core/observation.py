@@ -87,8 +87,7 @@ class Observation:
         }
 
     def _waiting(self, request: Request) -> dict[str, Any]:
-        scheduler = self._scheduler
-        lacks, needed, there = scheduler.admission_control.why_waits(request)
+        lacks, needed, there = self._scheduler.admission_control.why_waits(request)
         tokens = request.longest
         return {
             "request": request.request_id,

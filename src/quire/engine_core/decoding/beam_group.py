@@ -138,8 +138,7 @@ class BeamGroup:
         continuations.sort(key=_SCORE, reverse=True)
         # as many as are sure to have so many that do not stop
         num_followed = self.width * max(2, 1 + len(self._rules.stop_ids))
-        draws = self._rules.draws
-        return draws.drawn(continuations, num_followed, length)
+        return self._rules.draws.drawn(continuations, num_followed, length)
 
     def _finish(self, one: Continuation, length: int, candidates: Mapping[int, Candidates]) -> None:
         is_stop = one.token_id in self._rules.stop_ids

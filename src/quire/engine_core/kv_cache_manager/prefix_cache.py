@@ -171,8 +171,7 @@ class PrefixCache:
             return "every_position"
         name = self.hasher.hashes(sequence, limit)[index]
         keys = [(number, name) for number in range(len(self._attention))]
-        lost = self._pool.lost
-        reasons = [lost.reason(key) or "new" for key in keys if self._pool.find(key) is None]
+        reasons = [self._pool.lost.reason(key) or "new" for key in keys if self._pool.find(key) is None]
         if reasons:
             # in some groups of layers it may still be there
             return min(reasons)
