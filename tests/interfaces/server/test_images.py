@@ -95,6 +95,11 @@ def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) 
     answer = httpx.post(url + "/embeddings", json={"messages": chat_with("http://127.0.0.1/x.png")})
     words = "messages: vectors are of texts; leave images, videos and prompt_embeds out."
     assert answer.json()["error"]["message"] == words
+    # a session keeps tokens alone: it would go on with placeholders of an image that it has not seen
+    session = httpx.post(url + "/sessions").json()["id"]
+    answer = httpx.post(f"{url}/sessions/{session}/messages", json={"messages": chat_with(image)})
+    assert answer.status_code == 400, answer.text
+    assert "messages: a turn of a session takes text only" in answer.json()["error"]["message"]
 
 
 def test_the_official_client(tmp_path):

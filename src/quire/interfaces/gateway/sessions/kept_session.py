@@ -147,6 +147,9 @@ class TurnEngine:
         self, prompt: RenderedPrompt, sampling_params: Any, *, lora_request: Adapter | None = None, **settings: Any
     ) -> WholePrompt:
         """Checked as a request of its own would be: length, parameters, form."""
+        if prompt.media:
+            text = "a turn of a session takes text only. Leave images, videos and prompt_embeds out"
+            raise invalid(f"messages: {text}, or send the chat without a session.", "messages")
         await self._engine.prepare(prompt, sampling_params, lora_request=lora_request, **settings)
         return WholePrompt(prompt.token_ids, sampling_params, lora_request)
 

@@ -34,6 +34,7 @@ from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.prompt_forms import check_token_ids
+from quire.renderer import RenderedPrompt
 
 router = APIRouter()
 
@@ -75,7 +76,7 @@ async def continue_text(request: Request, session_id: str) -> Response:
         raise invalid("prompt: holds no tokens. The first turn of a session has at least one.", "prompt")
     check_length(len(whole), "max_tokens", body.max_tokens, model.max_model_len, what="prompt")
     params = completion_params(body, model.defaults)
-    work = await Work.prepare(model, [whole], params, body)
+    work = await Work.prepare(model, [RenderedPrompt(whole)], params, body)
 
     def keep() -> None:
         kept.turn_ended([], Kind.TEXT, sessions_of(request).now)

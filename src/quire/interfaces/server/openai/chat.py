@@ -102,7 +102,7 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     work = await Work.prepare(
         model,
-        [prompt if prompt.media else prompt.token_ids],
+        [prompt],
         params,
         body,
         names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else {})},

@@ -88,7 +88,7 @@ async def _answer(body: CompletionRequest, state: State) -> Continuations:
     cut = _cut_of(body, params, model)
     if body.suffix:
         check_repeated(body.suffix, len(asked), "suffix", "prompts")
-    prompts: list[list[int] | RenderedPrompt] = []
+    prompts: list[RenderedPrompt] = []
     texts = [""] * len(vectors)
     for given, name in vectors:
         rendered = await render_vectors(model, given, name)
@@ -97,7 +97,7 @@ async def _answer(body: CompletionRequest, state: State) -> Continuations:
     for prompt, name in zip(asked, names, strict=True):
         token_ids, text = await _tokens_and_text(model, prompt, name, body, cut)
         check_length(len(token_ids), "max_tokens", body.max_tokens, model.max_model_len, what=name)
-        prompts.append(token_ids)
+        prompts.append(RenderedPrompt(token_ids))
         texts.append(text)
         if len(asked) > 1:
             # between many short texts others have their turn
@@ -138,7 +138,7 @@ async def prepare_text(body: CompletionRequest, model: ServedModel) -> Work:
     room = model.max_model_len - len(token_ids)
     if params.max_tokens is not None and params.max_tokens > room:
         params = msgspec.structs.replace(params, max_tokens=room)
-    return await Work.prepare(model, [token_ids], params, body)
+    return await Work.prepare(model, [RenderedPrompt(token_ids)], params, body)
 
 
 ENDPOINT = Endpoint(CompletionRequest, RULES, _answer)

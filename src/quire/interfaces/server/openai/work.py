@@ -100,7 +100,7 @@ class Work:
     async def prepare(
         cls,
         model: ServedModel,
-        prompts: Sequence[list[int] | RenderedPrompt],
+        prompts: Sequence[RenderedPrompt],
         params: GenerationParams,
         body: GenerationFields,
         *,
@@ -116,12 +116,11 @@ class Work:
         transfer = transfer_of(body, model)
         try:
             for prompt in prompts:
-                rendered = RenderedPrompt(prompt) if isinstance(prompt, list) else prompt
-                prepared.append(transfer.prepared(await model.engine.prepare(rendered, params, **whose)))
+                prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **whose)))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
-        token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
+        token_ids = [prompt.token_ids for prompt in prompts]
         return cls(model, token_ids, params, prepared, caller, names=names, transfer=transfer)
 
     @classmethod
