@@ -87,6 +87,14 @@ def test_names_of_vllm_are_understood(tmp_path: Path) -> None:
     assert "disable_log_requests" in parser.remark
 
 
+def test_a_name_without_a_value_sets_nothing(tmp_path: Path) -> None:
+    """Also one of vLLM, and one that cannot be had with a value."""
+    path = tmp_path / "empty.yaml"
+    path.write_text("max-num-seqs:\nserved_model_name: []\nreasoning-parser:\nhf-token:\nnode-rank:\n")
+    arguments, _ = parsed(serve, "--config", str(path))
+    assert engine_options_of(arguments) == {}
+
+
 def test_a_front_has_one_as_well(tmp_path: Path) -> None:
     path = tmp_path / "front.yaml"
     path.write_text("prefill: [http://a:1, http://b:1]\ndecode: http://c:1\napi_keys: [secret]\n")
@@ -100,7 +108,10 @@ def test_a_front_has_one_as_well(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("max_model_length: 5", 'max-model-length: quire trial has no such option. Did you mean "max-model-len"?'),
+        ("max_model_length:", 'max-model-length: quire trial has no such option. Did you mean "max-model-len"?'),
+        ("max_model_length: []", "max-model-length: quire trial has no such option"),
         ("config: other.yaml", "config: quire trial has no such option"),
+        ("config:", "config: quire trial has no such option"),
         ("max-model-len: 5\nmax_model_len: 6", "max-model-len stands there twice"),
         ("- 5", "must hold names and values"),
         (

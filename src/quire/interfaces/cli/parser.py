@@ -71,12 +71,22 @@ class CommandParser(argparse.ArgumentParser):
             is_switch = flag not in actions or isinstance(actions[flag], argparse.BooleanOptionalAction)
             arguments = self._translated(as_arguments(flag, value, is_switch=is_switch))
             meant = [actions.get(_flag_of(argument)) for argument in arguments if argument.startswith("--")]
-            if None in meant or name in _NOT_IN_FILES:
+            is_known = bool(arguments) or flag in actions or self._is_of_others(flag)
+            if None in meant or name in _NOT_IN_FILES or not is_known:
                 known = [one for one in flags if one not in _NOT_IN_FILES]
                 raise OptionError(f"config={file}: {name}: {self.prog} has no such option.{suggestion(name, known)}")
             if not chosen & {action.dest for action in meant if action is not None}:
                 kept += arguments
         return kept, values
+
+    def _is_of_others(self, flag: str) -> bool:
+        """Whether another engine has this one, which is none of ours."""
+        empty = [f"{flag}="]
+        try:
+            return self._translated(empty) != empty
+        except OptionError:
+            # it cannot be had, or not so
+            return True
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
