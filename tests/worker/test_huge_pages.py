@@ -154,6 +154,11 @@ def test_memory_that_is_never_overcommitted_keeps_the_file(mapped, enough, monke
     assert moved(mapped).num_moved_bytes == 0
 
 
+def test_where_the_settings_are_hidden_the_file_stays(mapped, enough, monkeypatch, tmp_path):
+    monkeypatch.setattr(huge_pages, "_OVERCOMMIT", tmp_path / "hidden")
+    assert moved(mapped).num_moved_bytes == 0
+
+
 _WITHOUT_ROOM = """
 import resource
 import sys

@@ -104,11 +104,13 @@ class HugePages:
 def _are_allowed() -> bool:
     """Linux, where its administrator has not switched them off. Not where memory is never overcommitted: there a move
     is charged for when the file's pages have already gone, and may fail."""
-    return (
-        _SETTING.is_file()
-        and "[never]" not in _SETTING.read_text(encoding="ascii")
-        and _OVERCOMMIT.read_text(encoding="ascii").strip() != _NEVER_OVERCOMMITS
-    )
+    try:
+        setting = _SETTING.read_text(encoding="ascii")
+        overcommit = _OVERCOMMIT.read_text(encoding="ascii")
+    except OSError:
+        # another system, or a service from which it hides what its administrator may set
+        return False
+    return "[never]" not in setting and overcommit.strip() != _NEVER_OVERCOMMITS
 
 
 def _pieces(array: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
