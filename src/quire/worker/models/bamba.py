@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from quire.worker.layers import RotaryEmbedding
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaModel, complete_kv_heads, make_attention
+from quire.worker.models.llama import LlamaLike, Parts, complete_kv_heads, make_attention
 from quire.worker.models.mamba2_mixer import (
     FRAME_MODULES,
     HYBRID_DEFAULTS,
@@ -37,8 +36,9 @@ def complete_config(config: Any) -> None:
     ]
 
 
-class BambaForCausalLM(CausalLM):
+class BambaForCausalLM(LlamaLike):
     architectures = ("BambaForCausalLM",)
+    parts = Parts(make_mixer)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={"mamba": "self_attn", **FRAME_MODULES, **SCAN_WEIGHTS},
@@ -49,10 +49,6 @@ class BambaForCausalLM(CausalLM):
         "attn_layer_indices": None,
     }
     complete_config = staticmethod(complete_config)
-
-    def __init__(self, config: Any, max_model_len: int) -> None:
-        model = LlamaModel(config, max_model_len, make_mixer)
-        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = BambaForCausalLM

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from quire.errors import ModelError
 from quire.worker.layers import GatedRMSNorm, ReplicatedLinear, RotaryEmbedding, activation
-from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaAttention, LlamaLike, LlamaMLP, Parts, complete_kv_heads
 from quire.worker.models.mamba2_mixer import (
     FRAME_MODULES,
     HYBRID_DEFAULTS,
@@ -121,8 +120,9 @@ def complete_config(config: Any) -> None:
         setattr(config, name, values)
 
 
-class FalconH1ForCausalLM(CausalLM):
+class FalconH1ForCausalLM(LlamaLike):
     architectures = ("FalconH1ForCausalLM",)
+    parts = Parts(SideBySide, FalconH1MLP)
     checkpoint_map = CheckpointMap(
         merged=MERGED,
         modules={
@@ -152,9 +152,7 @@ class FalconH1ForCausalLM(CausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        scale = config.embedding_multiplier
-        model = LlamaModel(config, max_model_len, SideBySide, FalconH1MLP, embedding_multiplier=scale)
-        super().__init__(model, head_of(config, model.embed_tokens))
+        super().__init__(config, max_model_len, embedding_multiplier=config.embedding_multiplier)
         self.logits_multiplier = config.lm_head_multiplier
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

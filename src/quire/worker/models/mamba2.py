@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.worker.layers import (
-    RMSNorm,
-    VocabEmbedding,
-)
+from quire.worker.layers import RMSNorm, VocabEmbedding
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.mamba2_mixer import (

@@ -7,12 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quire.worker.layers import ProjectionNorm, RotaryEmbedding
-from quire.worker.models.llama import (
-    LlamaAttention,
-    LlamaLike,
-    Parts,
-    PostNormDecoderLayer,
-)
+from quire.worker.models.llama import LlamaAttention, LlamaLike, Parts, PostNormDecoderLayer
 
 
 class Olmo2Attention(LlamaAttention):
