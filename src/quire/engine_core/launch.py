@@ -62,11 +62,10 @@ def build_engine_core(
     policy: SchedulingPolicy | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
     make_half: Callable[[KVConnectorConfig | None, CacheLayout], SchedulerHalf | NamedBlocks] = make_scheduler_half,
-    make_hasher: Callable[[int, bytes | None], PrefixHasher] = PrefixHasher,
     recorder: Recorder | None = None,
 ) -> EngineCore:
-    """The whole core in this process, with workers, a policy, a manager, a connector, names of blocks and a recorder of
-    its own or with those that are given. A user's mistake raises a UserError."""
+    """The whole core in this process, with workers, a policy, a manager, a connector and a recorder of its own or with
+    those that are given. A user's mistake raises a UserError."""
     phases = PhaseTimer()
     policy = policy or _policy(config)  # a wrong name is found before anything is loaded
     failpoint("start_load")
@@ -110,7 +109,6 @@ def build_engine_core(
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
-        make_hasher=make_hasher,
         recorder=recorder,
     )
     if depth:
@@ -181,7 +179,6 @@ def make_scheduler(
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
     make_manager: Callable[..., KVCacheManager] = KVCacheManager,
-    make_hasher: Callable[[int, bytes | None], PrefixHasher] = PrefixHasher,
     recorder: Recorder | None = None,
 ) -> Scheduler:
     """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
@@ -194,14 +191,13 @@ def make_scheduler(
         order=eviction_order(plan.num_blocks, config.tenant_cache_share),
         changes=changes,
     )
-    hasher = make_hasher(config.block_size, config.prefix_hash_key or None)
     manager = make_manager(
         pool,
         plan.groups,
         config.block_size,
         rows,
-        hasher,
-        plan.num_host_blocks,
+        hasher=PrefixHasher(config.block_size, config.prefix_hash_key or None),
+        num_host_blocks=plan.num_host_blocks,
         lookahead=config.speculation.lookahead if config.speculation else 0,
         num_uncertain=_num_uncertain(config),
         checkpoint_interval=config.state_checkpoint_interval,

@@ -24,6 +24,7 @@ from quire.engine_core.executor.modelled import (
     VirtualClock,
     check_laid_over,
 )
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import build_engine_core
 from quire.errors import CapacityError, OptionError
 from quire.kv_connectors import make_scheduler_half
@@ -71,7 +72,12 @@ class Deployment:
 
     def core(self, clock: VirtualClock) -> EngineCore:
         """A replica with an empty cache."""
-        return build_engine_core(self.config, self.executor(clock), make_half=self.make_half, make_hasher=TraceHasher)
+        hasher = TraceHasher(self.config.block_size, self.config.prefix_hash_key or None)
+
+        def make_manager(*parts: Any, **named: Any) -> KVCacheManager:
+            return KVCacheManager(*parts, **{**named, "hasher": hasher})
+
+        return build_engine_core(self.config, self.executor(clock), make_half=self.make_half, make_manager=make_manager)
 
     def executor(self, clock: VirtualClock) -> ModelledExecutor:
         return ModelledExecutor(
