@@ -2,7 +2,7 @@
 
 This file has the kernels on the KV cache; `fused_contracts.py` has the small operations.
 
-A twin is anything with the functions of `quire.worker.kernels` (for the reference, `REFERENCE` below). A new home runs
+A twin is anything with the functions of `quire.worker.kernels`, as `quire.worker.kernels.reference` is. A new home runs
 
     @pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
     def test_attention(case):
@@ -26,9 +26,6 @@ from quire.testing.attention_cases import TOLERANCE, AttentionCase
 from quire.worker.kernels import reference
 from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
 from quire.worker.kernels.reference.paged_attention import first_visible
-
-# also for tensors whose device has a faster home
-REFERENCE = reference
 
 
 @dataclass
@@ -205,7 +202,7 @@ def assert_close(actual: Tensor, expected: Tensor, factor: float = 1.0, toleranc
 def check_paged_attention(kernels: Any, case: AttentionCase, device: str = "cpu") -> None:
     """A twin against the reference."""
     batch = make_batch(case, device)
-    assert_close(batch.attend(kernels), batch.attend(REFERENCE), tolerance=case.tolerance)
+    assert_close(batch.attend(kernels), batch.attend(reference), tolerance=case.tolerance)
 
 
 def check_attention_of_ranks(kernels: Any, case: AttentionCase, size: int, num_shared: int = 0) -> None:
@@ -216,7 +213,7 @@ def check_attention_of_ranks(kernels: Any, case: AttentionCase, size: int, num_s
     batch.slots = _slots_of(batch, case)
     # those of sequences that share blocks are written more than once, each time by the last of them
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
-    expected = batch.attend(REFERENCE)
+    expected = batch.attend(reference)
     parts = []
     for rank in range(size):
         k_cache = _places_of_a_rank(batch.k_cache, size)
@@ -271,7 +268,7 @@ def _slots_of(batch: PagedBatch, case: AttentionCase) -> Tensor:
 def check_reference_attention(case: AttentionCase, device: str = "cpu") -> None:
     """The reference against dense attention, where that has all it needs."""
     batch = make_batch(case, device)
-    assert_close(batch.attend(REFERENCE), dense_attention(batch, case))
+    assert_close(batch.attend(reference), dense_attention(batch, case))
 
 
 def check_sharing(kernels: Any, case: AttentionCase, num_shared: int, device: str = "cpu") -> None:
@@ -279,7 +276,7 @@ def check_sharing(kernels: Any, case: AttentionCase, num_shared: int, device: st
     batch = make_batch(case, device)
     num_blocks = num_shared // case.block_size
     batch.block_tables_SM[1:, :num_blocks] = batch.block_tables_SM[:1, :num_blocks]
-    assert_close(batch.attend(kernels), batch.attend(REFERENCE), tolerance=case.tolerance)
+    assert_close(batch.attend(kernels), batch.attend(reference), tolerance=case.tolerance)
     check_invariance(kernels, case, device, batch)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.worker.kernels import reference
 from quire.worker.kernels.reference.packed_format import FP4_VALUES
 from quire.worker.kernels.reference.packed_linear import rounded_to_int8
 
@@ -23,10 +22,6 @@ ROUNDING = {torch.float32: 1e-7, torch.bfloat16: 1.0 / 256, torch.float16: 1.0 /
 # (outputs, inputs): one panel and several, odd ones, no multiple of a word or of a vector.
 SHAPES = ((1, 1), (1, 5), (32, 16), (33, 7), (70, 100), (96, 129), (5, 640), (130, 513))
 ROWS = (0, 1, 2, 7, 13, 64, 300)
-
-
-# also for tensors whose device has a faster home
-REFERENCE = reference
 
 
 @dataclass(frozen=True)

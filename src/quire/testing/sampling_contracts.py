@@ -14,8 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.worker.kernels import reference
-
 # Weights of float32, added up in float32 within a chunk of 256.
 TOLERANCE = 5e-6
 # An exponent is a difference and a product, each rounded, and its weight is rounded once more: for two tokens that is
@@ -24,10 +22,6 @@ TOLERANCE = 5e-6
 CLOSE = 4e-7
 NO_LIMIT = 2**62
 VOCAB_SIZES = (1, 50, 2048, 5001, 16_385, 20_011)
-
-
-# also for tensors whose device has a faster home
-REFERENCE = reference
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from tests.support.sampled import sampled
 
 from quire.testing import kernel_contracts as contracts
 from quire.testing.attention_cases import ATTENTION_CASES, CACHE_DTYPES, CODES, DTYPES, LONG, MIXED, AttentionCase
-from quire.testing.kernel_contracts import REFERENCE
-from quire.worker.kernels import cpu
+from quire.worker.kernels import cpu, reference
 
 DENSE_CASES = [case for case in ATTENTION_CASES if not case.soft_cap and not case.has_sinks]
 INVARIANT_CASES = [
@@ -72,7 +71,7 @@ RANK_CASES = [
 @pytest.mark.parametrize("case", RANK_CASES, ids=str)
 def test_parts_of_ranks_are_the_whole(cpu_kernels, case, size):
     contracts.check_attention_of_ranks(cpu_kernels, case, size)
-    contracts.check_attention_of_ranks(REFERENCE, case, size)
+    contracts.check_attention_of_ranks(reference, case, size)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -165,13 +164,13 @@ def test_indices_of_either_width(cpu_kernels, dtype):
 )
 def test_write_kv(cpu_kernels, case):
     contracts.check_write_kv(cpu_kernels, case)
-    contracts.check_write_kv(REFERENCE, case)
+    contracts.check_write_kv(reference, case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copy_blocks(cpu_kernels, dtype):
     contracts.check_copy_blocks(cpu_kernels, dtype)
-    contracts.check_copy_blocks(REFERENCE, dtype)
+    contracts.check_copy_blocks(reference, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,7 +178,7 @@ def test_copy_blocks(cpu_kernels, dtype):
 def test_move_blocks(cpu_kernels, crew_of, dtype, num_threads):
     crew_of(num_threads)
     contracts.check_move_blocks(cpu_kernels, dtype)
-    contracts.check_move_blocks(REFERENCE, dtype)
+    contracts.check_move_blocks(reference, dtype)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_the_suite_can_fail():
         def paged_attention(query, k_cache, v_cache, tables, seq_lens, starts, out, **options):
             window = options.pop("sliding_window") or 10_000
             arguments = (query, k_cache, v_cache, tables, seq_lens, starts, out)
-            REFERENCE.paged_attention(*arguments, sliding_window=min(window, 36), **options)
+            reference.paged_attention(*arguments, sliding_window=min(window, 36), **options)
 
     with pytest.raises(AssertionError):
         contracts.check_paged_attention(OneKeyTooFew(), replace(AttentionCase(), sequences=((1, 37),)))
@@ -215,7 +214,7 @@ def test_the_suite_can_fail():
 def test_rows_that_see_nothing_are_zero(cpu_kernels):
     batch = contracts.make_batch(AttentionCase(sequences=((3, 5), (1, 4))))
     batch.seq_lens_S[0] = 2  # the first of three rows has the position -1
-    for kernels in (cpu_kernels, REFERENCE):
+    for kernels in (cpu_kernels, reference):
         out = batch.attend(kernels)
         assert (out[0] == 0).all()
         assert out.isfinite().all()
@@ -225,9 +224,9 @@ def test_rows_that_see_nothing_are_zero(cpu_kernels):
 def test_rows_that_pad_the_step_are_ignored(cpu_kernels, num_padding):
     # With two of them there are as many rows as sequences, which is the other way through the reference.
     batch = contracts.make_batch(AttentionCase(sequences=((0, 5), (1, 20), (0, 3)), block_size=4))
-    expected = batch.attend(REFERENCE)
+    expected = batch.attend(reference)
     batch.query_THD = torch.cat((batch.query_THD, batch.query_THD.new_zeros(num_padding, *batch.query_THD.shape[1:])))
-    for kernels in (cpu_kernels, REFERENCE):
+    for kernels in (cpu_kernels, reference):
         contracts.assert_close(batch.attend(kernels)[:1], expected)
 
 

@@ -5,7 +5,7 @@ import torch
 from tests.support.sampled import sampled
 
 from quire.testing import linear_contracts as contracts
-from quire.testing.linear_contracts import DTYPES, REFERENCE, QuantizedCase
+from quire.testing.linear_contracts import DTYPES, QuantizedCase
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
 from quire.worker.kernels.cpu.build import HERE
@@ -21,7 +21,7 @@ def test_float_weights(product_kernels, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", contracts.SHAPES, ids=str)
 def test_float_weights_in_the_reference(shape, dtype):
-    contracts.check_float_weight(REFERENCE, shape, dtype)
+    contracts.check_float_weight(reference, shape, dtype)
 
 
 @pytest.mark.parametrize("case", contracts.QUANTIZED_CASES, ids=str)
@@ -31,7 +31,7 @@ def test_quantized_weights(product_kernels, case):
 
 @pytest.mark.parametrize("case", contracts.QUANTIZED_CASES, ids=str)
 def test_quantized_weights_in_the_reference(case):
-    contracts.check_quantized_weight(REFERENCE, case)
+    contracts.check_quantized_weight(reference, case)
 
 
 SHAPE = (200, 1164)  # more than a panel for each thread; no whole number of segments

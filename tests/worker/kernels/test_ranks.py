@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.engine_core.executor.shared_memory import SharedMeeting
-from quire.testing.linear_contracts import DTYPES, REFERENCE, QuantizedCase, inputs
+from quire.testing.linear_contracts import DTYPES, QuantizedCase, inputs
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
 from quire.worker.kernels.reference.sums import tree_sum
@@ -72,7 +72,7 @@ def test_a_sliced_product_is_that_of_the_reference(product_kernels, kind, dtype)
     x = inputs(13, INPUTS, dtype)
     bias = torch.randn(ROWS, generator=torch.Generator().manual_seed(3)).to(dtype)
     (packed,) = packed_pieces(kind, product_kernels, 1)
-    (plain,) = packed_pieces(kind, REFERENCE, 1)
+    (plain,) = packed_pieces(kind, reference, 1)
     ours = product_kernels.sliced_linear(x, packed, bias, ROWS, num_slices=8, dtype=dtype)
     expected = reference.sliced_linear(x, plain, bias, ROWS, 8, dtype)
     assert ours.dtype == dtype

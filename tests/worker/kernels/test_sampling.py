@@ -8,9 +8,9 @@ import torch
 
 from quire.testing import sampling_contracts as contracts
 from quire.testing.attention_cases import DTYPES
-from quire.testing.sampling_contracts import LIMITS, NO_LIMIT, REFERENCE, VOCAB_SIZES, Limits, logits_of
+from quire.testing.sampling_contracts import LIMITS, NO_LIMIT, VOCAB_SIZES, Limits, logits_of
 from quire.worker import kernels
-from quire.worker.kernels import cpu
+from quire.worker.kernels import cpu, reference
 from quire.worker.kernels.cpu import build
 
 
@@ -25,7 +25,7 @@ def crew_of():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_best_tokens(cpu_kernels, dtype, vocab_size):
     contracts.check_best_tokens(cpu_kernels, dtype, vocab_size)
-    contracts.check_best_tokens(REFERENCE, dtype, vocab_size)
+    contracts.check_best_tokens(reference, dtype, vocab_size)
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
@@ -38,13 +38,13 @@ def test_draws_follow_the_definition(cpu_kernels, vocab_size, limits):
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_draws_of_the_reference_follow_the_definition(limits):
     for vocab_size in (50, 5001):
-        contracts.check_choose_tokens(REFERENCE, torch.bfloat16, vocab_size, limits)
+        contracts.check_choose_tokens(reference, torch.bfloat16, vocab_size, limits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_draw_for_themselves(cpu_kernels, dtype):
     contracts.check_mixed_rows(cpu_kernels, dtype)
-    contracts.check_mixed_rows(REFERENCE, dtype)
+    contracts.check_mixed_rows(reference, dtype)
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 100, 700])
@@ -52,24 +52,24 @@ def test_rows_draw_for_themselves(cpu_kernels, dtype):
 def test_token_logprobs(cpu_kernels, vocab_size, most):
     for dtype in DTYPES:
         contracts.check_token_logprobs(cpu_kernels, dtype, vocab_size, most)
-    contracts.check_token_logprobs(REFERENCE, torch.bfloat16, vocab_size, most)
+    contracts.check_token_logprobs(reference, torch.bfloat16, vocab_size, most)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gather_logits(cpu_kernels, dtype):
     contracts.check_gather_logits(cpu_kernels, dtype)
-    contracts.check_gather_logits(REFERENCE, dtype)
+    contracts.check_gather_logits(reference, dtype)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 64, 5001])
 def test_apply_bitmask(cpu_kernels, vocab_size):
     contracts.check_apply_bitmask(cpu_kernels, vocab_size)
-    contracts.check_apply_bitmask(REFERENCE, vocab_size)
+    contracts.check_apply_bitmask(reference, vocab_size)
 
 
 def test_penalise(cpu_kernels):
     contracts.check_penalise(cpu_kernels)
-    contracts.check_penalise(REFERENCE)
+    contracts.check_penalise(reference)
 
 
 def draws(count, seed=2):
@@ -113,7 +113,7 @@ def test_the_reference_draws_the_same(cpu_kernels):
     """Up to rounding, which decides one draw in some hundred thousands."""
     logits, settings = logits_of(300, 3000, torch.bfloat16), draws(300)
     mine, top = cpu_kernels.choose_tokens(logits, None, **settings)
-    theirs, their_top = REFERENCE.choose_tokens(logits, None, **settings)
+    theirs, their_top = reference.choose_tokens(logits, None, **settings)
     assert torch.equal(top, their_top)
     assert (mine != theirs).sum() <= 1
 
@@ -150,13 +150,13 @@ def test_the_suite_can_fail():
     class NextToken:
         @staticmethod
         def choose_tokens(logits, rows, **settings):
-            tokens, top = REFERENCE.choose_tokens(logits, rows, **settings)
+            tokens, top = reference.choose_tokens(logits, rows, **settings)
             return (tokens + 1) % logits.shape[1], top
 
     class LastOfEquals:
         @staticmethod
         def best_tokens(logits, rows=None):
-            tokens, top = REFERENCE.best_tokens(logits.flip(1), rows)
+            tokens, top = reference.best_tokens(logits.flip(1), rows)
             return logits.shape[1] - 1 - tokens, top
 
     with pytest.raises(AssertionError):

@@ -6,7 +6,8 @@ import torch
 
 from quire.testing import sampling_contracts as contracts
 from quire.testing.attention_cases import DTYPES
-from quire.testing.sampling_contracts import LIMITS, NO_LIMIT, REFERENCE, VOCAB_SIZES, Limits, logits_of
+from quire.testing.sampling_contracts import LIMITS, NO_LIMIT, VOCAB_SIZES, Limits, logits_of
+from quire.worker.kernels import reference
 
 
 @pytest.mark.parametrize("vocab_size", [1, 50, 5001])
@@ -48,7 +49,7 @@ def test_the_reference_draws_the_same(triton_kernels):
     settings = {name: torch.from_numpy(column) for name, column in columns.items()}
     logits = logits_of(count, 700, torch.bfloat16, seed=5)
     mine, top = triton_kernels.choose_tokens(logits, None, **settings)
-    theirs, their_top = REFERENCE.choose_tokens(logits, None, **settings)
+    theirs, their_top = reference.choose_tokens(logits, None, **settings)
     assert torch.equal(top, their_top)
     assert (mine != theirs).sum() <= 1
 
