@@ -18,6 +18,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+# of another library's message in one of ours
+_LONGEST_LINE = 240
+
 
 class QuireError(Exception):
     """Root of everything that Quire raises on purpose."""
@@ -86,7 +89,7 @@ def _is_meant(name: str, candidate: str) -> bool:
     return difflib.SequenceMatcher(None, "-".join(theirs), "-".join(ours)).ratio() >= 0.6
 
 
-def one_line(error: BaseException, limit: int = 240) -> str:
+def one_line(error: BaseException) -> str:
     """Another library's message inside of ours: its lines as one, cut where it becomes a report."""
     text = " ".join(str(error).split()) or "no reason given"
-    return text if len(text) <= limit else text[:limit] + "..."
+    return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + "..."

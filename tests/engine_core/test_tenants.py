@@ -99,6 +99,11 @@ def line_of(*lengths: int, arrival: int = 0) -> OrderedDict:
     return OrderedDict(enumerate(requests))
 
 
+def time_of(shares, name):
+    """Of a tenant, at priority 0."""
+    return shares._time(shares._clocks[0], shares._number_by_name[name])
+
+
 def test_who_is_taken_first():
     shares = TenantShares()
     one, two = shares.enter(A), shares.enter(Tenancy(name="b", weight=2.0))
@@ -117,13 +122,13 @@ def test_time_that_was_not_used_is_not_saved_up():
     shares.charge([one, one], [500, 500])
     assert shares.enter(B) == two
     shares.begin_to_wait(two, 0)
-    assert shares.time_of("b") == shares.time_of("a") == 1000
+    assert time_of(shares, "b") == time_of(shares, "a") == 1000
     shares.charge([two], [7])
     # nobody waits; who comes begins where the one is who had most
     shares.nobody_waits(0)
     shares.leave(two)
     shares.begin_to_wait(shares.enter(C), 0)
-    assert shares.time_of("c") == 1000
+    assert time_of(shares, "c") == 1000
     shares.check_invariants(2)
 
 
@@ -136,15 +141,15 @@ def test_who_comes_while_others_wait_begins_where_the_one_is_whose_turn_it_is():
     shares.charge([one, two], [500, 1000])
     assert [request.arrival for request in shares.first(lines, 2, 0)] == [0, 1]
     shares.begin_to_wait(three, 0)
-    assert shares.time_of("c") == 500
+    assert time_of(shares, "c") == 500
     # all of its requests are taken, and others': it does not come back before those with whom it waited
     assert [request.arrival for request in shares.first(lines, 4, 0)] == [0, 1, 2, 100]
-    assert shares.time_of("a") == 1000
+    assert time_of(shares, "a") == 1000
     # also where it waits alone the one whose turn it is moves the clock
     shares.charge([two], [100])
     shares.first({two: lines[two]}, 1, 0)
     shares.begin_to_wait(three, 0)
-    assert shares.time_of("c") == 1100
+    assert time_of(shares, "c") == 1100
 
 
 @pytest.mark.parametrize("holder", ["nobody", "idle", "silent", "slow"])

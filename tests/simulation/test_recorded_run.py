@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from quire.config import EngineOptions, resolve
-from quire.engine_core.executor.modelled import VirtualClock
+from quire.engine_core.executor.modelled import ModelledExecutor, VirtualClock
 from quire.engine_core.launch import build_engine_core
 from quire.messages import DecodingSpec, EngineRequest
 from quire.observability.run_records import Decided, encode_record
 from quire.sampling_params import SamplingParams
-from quire.simulation.recorded_run import modelled_worker, record
+from quire.simulation.recorded_run import record
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 SEEDS = range(20)
@@ -84,6 +84,30 @@ def requests_of(pick, kind):
 
 def decision_of(decided):
     return encode_record(msgspec.structs.replace(decided, at=0.0))
+
+
+class RecordedCosts:
+    """What the steps of a run took, one after the other."""
+
+    def __init__(self, seconds):
+        self._seconds = iter(seconds)
+
+    def seconds(self, work):
+        return next(self._seconds)
+
+
+def modelled_worker(run, config, clock, *, with_answers):
+    """A worker that takes as long as the recorded one. `with_answers`: it also says what that one said, where decisions
+    hang on it (stop tokens, beams, drafts, siblings that may sample the same)."""
+    answers = {answer.step: answer for answer in run.answers}
+    return ModelledExecutor(
+        run.capacity,
+        RecordedCosts(run.seconds),
+        clock=clock,
+        vocab_size=config.facts.vocab_size,
+        control=run.control,
+        answers=answers.__getitem__ if with_answers else None,
+    )
 
 
 def simulated(run, config, arrivals, *, with_answers):

@@ -17,7 +17,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine_core.executor.executor import Executor
-from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.executor.modelled import ModelledExecutor, StepWork
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.launch import make_executor
 from quire.engine_core.recorded_core import record_core
@@ -112,29 +112,3 @@ def _uncollected() -> Iterator[None]:
 def _last_answer(run: RecordedRun) -> StepOutput:
     """Of the step that has just been settled."""
     return next(record.answer for record in reversed(run.records) if isinstance(record, Answered))
-
-
-class RecordedCosts:
-    """What the steps of a run took, one after the other."""
-
-    def __init__(self, seconds: Iterable[float]) -> None:
-        self._seconds: Iterator[float] = iter(seconds)
-
-    def seconds(self, work: StepWork) -> float:
-        return next(self._seconds)
-
-
-def modelled_worker(
-    run: RecordedRun, config: EngineConfig, clock: VirtualClock, *, with_answers: bool
-) -> ModelledExecutor:
-    """A worker that takes as long as the recorded one. `with_answers`: it also says what that one said, where decisions
-    hang on it (stop tokens, beams, drafts, siblings that may sample the same)."""
-    answers = {answer.step: answer for answer in run.answers}
-    return ModelledExecutor(
-        run.capacity,
-        RecordedCosts(run.seconds),
-        clock=clock,
-        vocab_size=config.facts.vocab_size,
-        control=run.control,
-        answers=answers.__getitem__ if with_answers else None,
-    )

@@ -220,12 +220,11 @@ class CoreUnderTest:
         prompt: list[int],
         width: int,
         *,
-        args: dict[str, Any] | None = None,
         request: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> None:
-        """Beam search; all beams are asked for unless `n` says otherwise. `args` are further ones of the method."""
-        decoding = DecodingSpec(method="beam_search", args={"width": width, **(args or {})})
+        """Beam search; all beams are asked for unless `n` says otherwise."""
+        decoding = DecodingSpec(method="beam_search", args={"width": width})
         self.add(request_id, prompt, request={"decoding": decoding, **(request or {})}, **{"n": width, **sampling})
 
     def step(self) -> EngineOutputs:

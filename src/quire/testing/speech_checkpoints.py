@@ -71,12 +71,12 @@ def make_speech_model(*, seed: int = 0) -> Any:
     return model.eval()
 
 
-def speech_like(seconds: float, seed: int = 0, rate: int = RATE) -> npt.NDArray[np.float32]:
+def speech_like(seconds: float, seed: int = 0) -> npt.NDArray[np.float32]:
     """Vowels of changing pitch between pauses, and a little noise."""
     generator = np.random.default_rng(seed)
-    moments = np.arange(round(seconds * rate)) / rate
+    moments = np.arange(round(seconds * RATE)) / RATE
     pitch = 110 + 40 * np.sin(2 * np.pi * generator.uniform(0.5, 2) * moments + generator.uniform(0, 6))
-    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    phase = 2 * np.pi * np.cumsum(pitch) / RATE
     voice = sum(np.sin(number * phase) / number for number in range(1, 12))
     syllables = np.clip(np.sin(2 * np.pi * generator.uniform(2, 4) * moments + generator.uniform(0, 6)), 0, 1)
     made: npt.NDArray[np.float32] = (0.2 * voice * syllables + 0.01 * generator.normal(size=len(moments))).astype(

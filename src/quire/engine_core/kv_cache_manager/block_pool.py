@@ -248,13 +248,13 @@ class BlockPool:
         self._name(block, key, owner)
         return True
 
-    def claim(self, block: int, key: BlockKey, owner: str = NOBODY) -> None:
+    def claim(self, block: int, key: BlockKey) -> None:
         """The block is the one to be found under this key from now on; a twin becomes anonymous."""
         twin = self.find(key)
         if twin is not None and twin != block:
             self.discard(twin)
         if self._names[block] is None:
-            self._name(block, key, owner)
+            self._name(block, key, NOBODY)
 
     def _name(self, block: int, key: BlockKey, owner: str) -> None:
         group, name = key
@@ -273,8 +273,7 @@ class BlockPool:
         if name is not None:
             self.num_names_lost += 1
             group = self._group_of.pop(block, 0)
-            if name != HIDDEN:
-                del self._blocks[group][name]
+            self._blocks[group].pop(name, None)
             self._names[block] = None
             if self._shares is not None:
                 self._shares.unnamed(block)

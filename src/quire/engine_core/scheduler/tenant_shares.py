@@ -63,9 +63,6 @@ class TenantShares:
     def num_remembered(self) -> int:
         return len(self._number_by_name)
 
-    def time_of(self, name: str, priority: int = 0) -> float:
-        return self._time(self._clocks[priority], self._number_by_name[name])
-
     # ------------------------------------------------------------------------------------------ coming and going
 
     def enter(self, tenant: Tenancy | None) -> int:

@@ -54,12 +54,10 @@ def _switches(note: str, *names: str, only: str | None = None) -> list[VllmOptio
     return [VllmOption(name, note=note, takes=0, accepted=None if only is None else (only,)) for name in names]
 
 
-def _refused(
-    note: str, *names: str, unless: Collection[str] = (), takes: int | None = 1, short: tuple[str, ...] = ()
-) -> list[VllmOption]:
+def _refused(note: str, *names: str, unless: Collection[str] = (), takes: int | None = 1) -> list[VllmOption]:
     """`unless`: values that ask for nothing."""
     accepted = (*unless, "none", "", "{}", "[]", *((_OFF,) if takes == 0 else ()))
-    return [VllmOption(name, note=note, takes=takes, accepted=accepted, short=short, is_refused=True) for name in names]
+    return [VllmOption(name, note=note, takes=takes, accepted=accepted, is_refused=True) for name in names]
 
 
 _DECIDES = "the server decides it by the hardware and the model, and says so at the start"

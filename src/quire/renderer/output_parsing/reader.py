@@ -20,6 +20,8 @@ Steps = Generator[None, None, T]
 
 # Characters that may turn out to be no call after all.
 MAX_HELD = 65_536
+# of a name, or of what else is short
+_LONGEST_TEXT = 256
 _SPACES = re.compile(r"\s+")
 _NEVER = re.compile(r"(?!)")
 
@@ -173,13 +175,13 @@ class Reader:
             if found in texts:
                 return found
 
-    def text_until(self, texts: tuple[str, ...], limit: int = 256) -> Steps[tuple[str, str]]:
+    def text_until(self, texts: tuple[str, ...]) -> Steps[tuple[str, str]]:
         """A short text and what ended it."""
         parts: list[str] = []
 
         def collect(part: str) -> None:
             parts.append(part)
-            if sum(map(len, parts)) > limit:
+            if sum(map(len, parts)) > _LONGEST_TEXT:
                 raise Malformed
 
         found = yield from self.until(texts, collect)

@@ -29,6 +29,8 @@ _LOOK_EVERY = 50
 # requests a second: before a step is over all have come
 _AT_ONCE = 1e7
 _NUM_COUNTS = 1000
+# of the greatest rate that is kept up with
+_PRECISION = 0.04
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Knee:
     points: tuple[Measured, ...]
 
 
-def find_knee(run: Callable[[float], Measured], bound: float, start: float, precision: float = 0.04) -> Knee:
+def find_knee(run: Callable[[float], Measured], bound: float, start: float) -> Knee:
     """By bisection, of logarithms, between a rate that is kept up with and one that is not."""
     points: list[Measured] = []
 
@@ -210,7 +212,7 @@ def find_knee(run: Callable[[float], Measured], bound: float, start: float, prec
     else:
         while not keeps_up(low := high / 2):
             high = low
-    while high / low > 1 + precision:
+    while high / low > 1 + _PRECISION:
         middle = float(np.sqrt(low * high))
         if keeps_up(middle):
             low = middle

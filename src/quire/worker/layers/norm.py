@@ -120,6 +120,6 @@ class LayerNorm(nn.Module):
         """As RMSNorm's."""
         source = reference if is_traced() else kernels
         summed = x if residual is None else x + residual
-        # of heads that lie in a row with others, too
+        # heads are slices of what one product has made of queries, keys and values
         normed = source.layer_norm(summed.contiguous(), self.weight, self.bias, self.eps)
         return normed if residual is None else (normed, summed)

@@ -80,7 +80,7 @@ class BloomForCausalLM(LlamaLike):
             merged=QKV,
             modules=MODULES,
             prefixes=PREFIXES,
-            convert=split_qkv("query_key_value", num_heads, num_heads),
+            convert=split_qkv(num_heads, num_heads),
         )
 
 

@@ -62,8 +62,9 @@ def split_experts(name: str, weight: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def split_qkv(module: str, num_heads: int, num_groups: int) -> Callable[[str, Tensor], list[tuple[str, Tensor]]]:
-    """Queries, keys and values in one tensor, group by group: the queries of a group, then its key, then its value."""
+def split_qkv(num_heads: int, num_groups: int) -> Callable[[str, Tensor], list[tuple[str, Tensor]]]:
+    """`query_key_value` group by group: the queries of a group, then its key, then its value."""
+    module = "query_key_value"
 
     def convert(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
         path, _, leaf = name.rpartition(".")

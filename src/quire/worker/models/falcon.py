@@ -108,7 +108,7 @@ class FalconForCausalLM(LlamaLike):
             merged=QKV,
             modules={**MODULES, "ln_attn": "input_layernorm", "ln_mlp": "mlp_layernorm"},
             prefixes=PREFIXES,
-            convert=split_qkv("query_key_value", config.num_attention_heads, num_kv_heads(config)),
+            convert=split_qkv(config.num_attention_heads, num_kv_heads(config)),
         )
 
 
