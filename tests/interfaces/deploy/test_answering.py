@@ -110,3 +110,27 @@ def test_a_body_that_does_not_come_gives_its_room_back(part_seconds: float, whol
         assert room.num_taken == 0
 
     asyncio.run(test())
+
+
+def test_one_client_does_not_take_the_room_of_all() -> None:
+    async def test() -> None:
+        front = HeldFront(is_open=False)
+        room = BodyRoom(100)
+        async with client_of(front, room, ["first", "second"]) as client:
+
+            async def post(key: str, num_bytes: int) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                return (await client.post(CHATS, content=b"a" * num_bytes, headers=headers)).status_code
+
+            held = [asyncio.ensure_future(post("first", 20)) for _ in range(2)]
+            while len(front.targets) < 2:
+                await asyncio.sleep(0)
+            assert await post("first", 20) == 429
+            other = asyncio.ensure_future(post("second", 60))
+            while len(front.targets) < 3:
+                await asyncio.sleep(0)
+            front.may_answer.set()
+            assert await asyncio.gather(*held, other) == [200] * 3
+            assert (room.num_taken, dict(room.taken_by)) == (0, {})
+
+    asyncio.run(asyncio.wait_for(test(), 20))

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import socket
 
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.deploy.front import Front, Head, Request
+from quire.interfaces.deploy.front import Front, Head, NotReachedError, Request
 from quire.interfaces.deploy.http_copy import HttpCopy
 from quire.interfaces.deploy.served_copy import ServedCopy
 
@@ -85,10 +86,85 @@ def test_sounds_are_passed_on():
 
 def test_a_copy_that_still_loads_passes_its_requests_on():
     async def test():
-        front = front_of(FakeCopy(Head(503, []), b"not ready"), FakeCopy(JSON, b"{}"))
+        loading = FakeCopy(Head(503, []), b"not ready")
+        loading.is_up = False
+        front = front_of(loading, FakeCopy(JSON, b"{}"))
         assert await said(front, chat("a")) == (200, b"{}")
+        assert front.num_serving == 1
 
     run(test())
+
+
+def test_one_request_that_waited_too_long_is_no_loss_of_a_server():
+    """A server that is ready says 503 to one of many: the others are not to be crowded into the last one."""
+
+    async def test():
+        copies = [FakeCopy(Head(503, []), b"waited too long") for _ in range(3)]
+        front = front_of(*copies)
+        assert await said(front, chat("a")) == (503, b"waited too long")
+        assert front.num_serving == 3
+        assert sum(len(copy.asked) for copy in copies) == 1
+
+    run(test())
+
+
+def test_a_request_that_ends_servers_does_not_go_through_all_of_them():
+    async def test():
+        copies = [FakeCopy(None) for _ in range(5)]
+        front = front_of(*copies)
+        status, text = await said(front, chat("a"))
+        assert (status, json.loads(text)["error"]["code"]) == (500, "engine_restarted")
+        assert sum(len(copy.asked) for copy in copies) == 2
+        assert front.num_serving == 3
+
+    run(test())
+
+
+def test_servers_that_were_not_reached_are_not_counted():
+    class Unreached(FakeCopy):
+        async def answer(self, request):
+            raise NotReachedError
+            yield
+
+    async def test():
+        front = front_of(*(Unreached() for _ in range(4)), FakeCopy(JSON, b"{}"), policy="round_robin")
+        assert await said(front, chat("a")) == (200, b"{}")
+        assert front.num_serving == 1
+
+    run(test())
+
+
+def test_a_server_that_nobody_listens_for_is_not_reached():
+    async def test():
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            copy = HttpCopy(f"http://127.0.0.1:{closed.getsockname()[1]}")
+            with pytest.raises(NotReachedError):
+                await anext(copy.answer(chat("a")))
+            await copy.aclose()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("num_bytes", "most_pieces"), [(1 << 20, 8192), (9 << 20, 0)])
+def test_of_a_long_prompt_only_the_beginning_is_looked_at(num_bytes, most_pieces, monkeypatch):
+    """All other clients wait while a prompt is cut into pieces."""
+    seen = []
+
+    async def test():
+        front = front_of(FakeCopy(JSON, b"{}"))
+        choose = front._router.choose
+
+        def noted(pieces, *sizes):
+            seen.append(pieces)
+            return choose(pieces, *sizes)
+
+        monkeypatch.setattr(front._router, "choose", noted)
+        assert await said(front, chat("a" * num_bytes)) == (200, b"{}")
+        assert await said(front, chat("a" * 1000)) == (200, b"{}")
+
+    run(test())
+    assert [len(pieces) for pieces in seen] == [most_pieces, 16]
 
 
 def test_a_stream_that_is_cut_off_ends_with_one_error():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -24,7 +25,7 @@ class AnyFront(Protocol):
 
 
 class BodyRoom:
-    """Room for the bodies of all requests that a front has."""
+    """Room for the bodies of all requests that a front has. One client with several of them has no more than half."""
 
     def __init__(
         self,
@@ -39,13 +40,15 @@ class BodyRoom:
         self.part_seconds = part_seconds
         self.whole_seconds = whole_seconds
         self.num_taken = 0
+        self.taken_by: Counter[str] = Counter()
 
 
 class HeldBody:
     """The body of one request. It is kept until that is answered: another server may have to be asked."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyRoom, client: str) -> None:
         self._room = room
+        self._client = client
         self.data = bytearray()
 
     async def read(self, request: HttpRequest) -> None:
@@ -74,12 +77,22 @@ class HeldBody:
         if room.num_taken + len(part) > room.most:
             text = f"The requests that are in flight here have bodies of {room.num_taken} bytes, of {room.most}."
             raise rate_limited(text, _RETRY_SECONDS)
+        num_of_others = room.taken_by[self._client] - len(self.data)
+        if num_of_others and num_of_others + len(self.data) + len(part) > room.most // 2:
+            # whoever sends bodies slowly keeps their room for minutes
+            text = f"This client's requests that are in flight have bodies of {num_of_others} bytes: half of the room."
+            raise rate_limited(text, _RETRY_SECONDS)
         room.num_taken += len(part)
+        room.taken_by[self._client] += len(part)
         self.data += part
 
     def free(self) -> None:
         """May be called twice."""
-        self._room.num_taken -= len(self.data)
+        room = self._room
+        room.num_taken -= len(self.data)
+        room.taken_by[self._client] -= len(self.data)
+        if not room.taken_by[self._client]:
+            del room.taken_by[self._client]
         self.data = bytearray()
 
 
@@ -97,12 +110,13 @@ class _Passed(StreamingResponse):
             self._held.free()
 
 
-async def answer(front: AnyFront, request: HttpRequest, room: BodyRoom) -> Response:
+async def answer(front: AnyFront, request: HttpRequest, room: BodyRoom, client: str = "") -> Response:
+    """`client`: who asks, if a key says so; else it is an address."""
     # not request.url: the header Host is a part of that, and says what it likes
     path = request.scope["path"]
     query = request.scope["query_string"].decode("latin-1")
     target = quote(path) + (f"?{query}" if query else "")
-    body = HeldBody(room)
+    body = HeldBody(room, client or (request.client.host if request.client is not None else ""))
     response: Response | None = None
     try:
         await body.read(request)

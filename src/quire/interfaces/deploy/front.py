@@ -22,6 +22,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from quire.interfaces.server.access.caller import STATELESS_PATHS
 from quire.routing import Router
 
@@ -30,7 +32,16 @@ _PIECE_BYTES = 64
 _PIECE_TOKENS = 16
 # Pieces that are remembered of all copies; the oldest are forgotten.
 _MOST_PIECES = 200_000
+# The event loop names the pieces of a prompt up to here, and looks into no longer body: all others wait meanwhile.
+_MOST_PROMPT_BYTES = 512 * 1024
+_MOST_BODY_BYTES = 8 * 1024 * 1024
 _LOOK_SECONDS = 0.5
+# Copies that one request may be lost with: it may be what ends them.
+_MOST_LOST = 2
+# Copies that one request may be lost with: it may be what ends them.
+_MOST_LOST = 2
+# for the answer whether a copy is ready
+_READY_SECONDS = 10.0
 # in the order in which they stand in a prompt, more or less
 _PROMPT_FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
 _EVENT_STREAM = "text/event-stream"
@@ -38,6 +49,8 @@ _EVENT_STREAM = "text/event-stream"
 _ROUTES = STATELESS_PATHS | {"/v1/models", "/version"}
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 logger = logging.getLogger("quire.deploy")
+# values as they are written: nobody reads more of them
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True)
@@ -61,11 +74,15 @@ class Head:
         return any(name.lower() == "content-type" and value.startswith(_EVENT_STREAM) for name, value in self.headers)
 
 
+class NotReachedError(Exception):
+    """Nothing of the request came to the server."""
+
+
 class Copy(Protocol):
     """One server, wherever it runs."""
 
     def answer(self, request: Request) -> AsyncIterator[Head | bytes]:
-        """Its head, then the body in parts. Raises whatever there is once it is lost."""
+        """Its head, then the body in parts. Raises NotReachedError, or whatever there is once it is lost."""
 
     async def is_ready(self) -> bool:
         """Raises, or says no, where it takes no requests."""
@@ -129,6 +146,7 @@ class Front:
             )
         pieces = self._pieces_of(request.body)
         num_tokens = len(request.body) * _PIECE_TOKENS // _PIECE_BYTES + 1
+        num_lost = 0
         while self.num_serving:
             choice = self._router.choose(pieces, num_tokens)
             self._num_begun += 1
@@ -139,14 +157,21 @@ class Front:
             try:
                 head = await self._next_of(parts)
                 assert isinstance(head, Head)
-                if head.status != 503 or self.num_serving == 1:
+                # A server that serves all others says so too: to who waited too long, or asks for a model that fails.
+                if head.status != 503 or self.num_serving == 1 or await _is_ready(copy):
                     return head, self._rest(name, choice.replica, copy, head, parts, pieces)
             except asyncio.CancelledError:
                 self._router.end(name)
                 raise
+            except NotReachedError:
+                logger.warning("%s %d cannot be reached", self._kind, choice.replica)
             except Exception as error:
                 logger.warning("%s %d is lost: %s", self._kind, choice.replica, type(error).__name__)
+                num_lost += 1
             self._lose(choice.replica, copy)
+            if num_lost == _MOST_LOST:
+                text = f"{num_lost} servers were lost while they answered this request. It is sent to no other one."
+                return _refused(500, text, "engine_restarted")
         return _refused(503, f"no {self._kind} is ready. Try again soon.", "engine_restarted")
 
     async def _next_of(self, parts: AsyncIterator[Head | bytes]) -> Head | bytes | None:
@@ -194,11 +219,7 @@ class Front:
     async def _watch(self, number: int, copy: Copy) -> None:
         while True:
             await self._sleep(_LOOK_SECONDS)
-            try:
-                is_ready = await copy.is_ready()
-            except Exception:
-                continue
-            if is_ready:
+            if await _is_ready(copy):
                 break
         del self._watches[number]
         self._router.add(number)
@@ -215,6 +236,14 @@ class Front:
         return pieces
 
 
+async def _is_ready(copy: Copy) -> bool:
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            return await copy.is_ready()
+    except Exception:
+        return False
+
+
 def _is_of_a_model(path: str) -> bool:
     """Dots would lead out of there, to what the servers behind have for themselves."""
     return path.startswith("/v1/models/") and not {".", ".."} & {*path.split("/")}
@@ -222,15 +251,15 @@ def _is_of_a_model(path: str) -> bool:
 
 def _prompt_of(body: bytes) -> bytes:
     """What of a request is computed, as its beginning: other fields differ where prompts do not."""
+    if len(body) > _MOST_BODY_BYTES:
+        return b""
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
+        fields = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return b""
-    if not isinstance(fields, dict):
-        return b""
-    kept = {name: fields[name] for name in _PROMPT_FIELDS if name in fields}
+    kept = (bytes(fields[name])[:_MOST_PROMPT_BYTES] for name in _PROMPT_FIELDS if name in fields)
     # the end of one text is not the beginning of what follows it: brackets stay out
-    return json.dumps(kept, ensure_ascii=False).rstrip('"]}').encode(errors="replace")
+    return b"".join(kept)[:_MOST_PROMPT_BYTES].rstrip(b'"]} \r\n\t')
 
 
 def _error(text: str, code: str) -> bytes:

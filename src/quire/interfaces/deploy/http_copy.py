@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quire.interfaces.deploy.front import Head, Request
+from quire.interfaces.deploy.front import Head, NotReachedError, Request
 
 _HEALTH_SECONDS = 10.0
 # Of one connection only, or said anew by whoever passes a message on.
@@ -36,7 +36,7 @@ class HttpCopy:
             return False
 
     async def answer(self, request: Request) -> AsyncIterator[Head | bytes]:
-        from httpx2 import InvalidURL
+        from httpx2 import ConnectError, ConnectTimeout, InvalidURL
 
         try:
             asked = self._asked(request)
@@ -47,7 +47,10 @@ class HttpCopy:
             yield Head(400, [("content-type", "application/json")])
             yield json.dumps({"error": fields}).encode()
             return
-        answer = await self._client.send(asked, stream=True)
+        try:
+            answer = await self._client.send(asked, stream=True)
+        except (ConnectError, ConnectTimeout) as error:
+            raise NotReachedError from error
         try:
             kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in _NOT_PASSED_ON]
             yield Head(answer.status_code, kept)

@@ -67,10 +67,10 @@ def front_app(front: AnyFront, access: Access, room: BodyRoom) -> Starlette:
     async def respond(request: Request) -> Response:
         path = request.scope["path"]
         try:
-            access.who_calls(request.headers.raw, is_public=path in PUBLIC_PATHS)
+            tenant, _ = access.who_calls(request.headers.raw, is_public=path in PUBLIC_PATHS)
         except ApiError as error:
             return error.response(path)
-        return await answer(front, request, room)
+        return await answer(front, request, room, tenant.name)
 
     return Starlette(routes=[Route("/{path:path}", respond, methods=_METHODS)])
 
