@@ -8,10 +8,13 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """QUIRE_CACHE_DIR, or `quire` in the user's cache."""
+    """QUIRE_CACHE_DIR, or `quire` in the user's cache. Raises OSError for a user who has no home."""
     if folder := os.environ.get("QUIRE_CACHE_DIR"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise FileNotFoundError("this user has no home: set QUIRE_CACHE_DIR to a folder of its own")
+    return Path(cache) / "quire"
 
 
 def check_private(folder: Path) -> None:

@@ -51,6 +51,13 @@ def test_without_prices_or_a_target_nothing_is_cut() -> None:
     assert StepBudget(512, 0.0, 0.031, 0.001).tokens(3) == 512
 
 
+@pytest.mark.parametrize("price", [5e-324, 1e-300, 1e15])
+def test_a_price_that_no_token_has_ends_no_engine(price: float) -> None:
+    """The record of earlier starts is a file, and may say anything."""
+    for seconds in (1e-300, 0.05, 3600.0, None):
+        assert 4 <= StepBudget.by_prices(512, seconds, 0.031, price).tokens(3) <= 512
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_who_reads_an_answer_waits_no_longer_for_its_tokens(policy: str, is_async: bool) -> None:

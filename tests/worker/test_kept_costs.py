@@ -96,6 +96,15 @@ def test_a_folder_that_is_gone_costs_the_next_start_a_measurement_and_nothing_el
     assert [kept_cost(file, CONFIG, Measured(0.1)).num_bytes for _ in range(3)] == [1000] * 3
 
 
+def test_a_disk_that_is_full_keeps_no_piece_of_it(file, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(file), "replace", fail)
+    assert kept_cost(file, CONFIG, Measured(0.1)).num_bytes == 1000
+    assert list(file.parent.iterdir()) == []
+
+
 @pytest.mark.skipif(not cpu.load(), reason="weights are packed by C++ kernels")
 def test_a_worker_measures_until_its_packed_weights_have_costs(tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))

@@ -58,9 +58,9 @@ def overridden(path: Path, overrides: Mapping[str, Any] | None) -> Path:
         raise OptionError(f"hf_overrides: must hold what JSON can say ({one_line(error)}).") from None
     names = sorted(entry.name for entry in path.iterdir() if entry.name != _CONFIG)
     digest = hashlib.sha256("\n".join((str(path), *names, text)).encode()).hexdigest()
-    root = cache_folder() / "hf_overrides"
-    folder = root / digest[:32]
     try:
+        root = cache_folder() / "hf_overrides"
+        folder = root / digest[:32]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(root)
         with _lock_of(root) as is_alone:

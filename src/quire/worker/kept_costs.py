@@ -8,6 +8,7 @@ any of them longer, and nothing that is computed depends on them. Called by `Wor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -99,3 +100,5 @@ def _write(file: Path, kept_by_key: dict[str, Kept]) -> None:
         part.replace(file)
     except OSError as error:
         _logger.info("what a step takes is not kept for the next start: %s", error)
+        with contextlib.suppress(OSError):
+            part.unlink()

@@ -179,7 +179,11 @@ def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -
     form = f"{dtype} {config.quantization} {config.rank} {config.grid} {kernels}"
     if config.grid.pipeline > 1 and _drafts_with_its_embedding(config):
         form += " with embedding"
-    return PackedStore.of(facts.path, form, config.packed_weights_cache)
+    try:
+        return PackedStore.of(facts.path, form, config.packed_weights_cache)
+    except OSError as error:
+        _logger.warning("packed weights are not kept: %s", error)
+        return None
 
 
 @contextmanager

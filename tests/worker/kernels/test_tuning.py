@@ -213,7 +213,15 @@ def test_what_was_chosen_is_found_again(fakes, tmp_path, caplog):
     assert not caplog.records
 
 
-WRONG = (file_with({"a": 3}), file_with({"b": 2}), file_with({"a": True}), '{"choices": {"a": 2}}')
+WRONG = (
+    file_with({"a": 3}),
+    file_with({"b": 2}),
+    file_with({"a": True}),
+    file_with({"a": 2}, tries=float("inf")),
+    '{"choices": {"a": 2}}',
+    "[" * 100_000,
+    file_with({"a": 2}) + " " * (2 << 20),
+)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", *WRONG])
@@ -226,6 +234,41 @@ def test_a_file_that_does_not_fit_is_not_used(fakes, tmp_path, caplog, text):
     assert fakes.chosen == {"a": 1}
     assert apply(fakes, file, fakes.probes) == "a=2"
     assert tuning.read(file, fakes).choices["a"].value == 2
+
+
+def test_a_name_that_the_library_would_cut_short_is_none(knobs, tmp_path):
+    file = tmp_path / "tuning-1.json"
+    tunable = knobs.tunables()[0]
+    for name, value in ((f"{tunable.name}\0x", tunable.choices[1]), (tunable.name, 2**64 + tunable.choices[1])):
+        file.write_text(file_with({name: value}))
+        assert tuning.read(file, knobs) == Findings()
+
+
+def test_nobody_waits_for_what_cannot_be_kept(fakes, tmp_path, caplog, monkeypatch):
+    taken = tmp_path / "tuning-1.json"
+    taken.mkdir()
+    assert apply(fakes, taken, lambda: {"a": pytest.fail}) == "defaults"
+    assert "not tuned to this processor at this start" in caplog.text
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning.Path, "replace", fail)
+    assert apply(fakes, tmp_path / "tuning-2.json", lambda: {"a": pytest.fail}) == "defaults"
+    assert "not tuned to this processor at this start: [Errno 28] No space left on device" in caplog.text
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_starts_that_are_ended_while_they_measure_are_counted(fakes, tmp_path):
+    file = tmp_path / "tuning-1.json"
+
+    def end():
+        raise SystemExit
+
+    for _ in range(MOST_TRIES):
+        with pytest.raises(SystemExit):
+            apply(fakes, file, lambda: {"a": end})
+    assert apply(fakes, file, pytest.fail) == "defaults"
 
 
 def test_what_a_busy_start_had_no_time_for_is_measured_by_the_next(tmp_path, monkeypatch, caplog):
@@ -279,17 +322,16 @@ def test_what_cannot_be_measured_fails_no_start(fakes, tmp_path, caplog, error):
     assert apply(fakes, file, lambda: {"a": lambda: fail}) == "defaults"
     assert f"not tuned to this processor at this start: {error}" in caplog.text
     assert fakes.chosen == {"a": 1}
-    assert not file.exists()
+    assert tuning.read(file, fakes) == Findings({}, 1)
 
 
 def test_who_has_no_home_gets_the_defaults(knobs, monkeypatch, caplog):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(tuning, "cache_folder", no_home)
+    for name in ("QUIRE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.setattr(library, "_tuning", "")
     library._tune("auto", may_measure=True)
-    assert "Could not determine home directory" in caplog.text
+    assert "this user has no home" in caplog.text
     assert cpu.statistics()["tuning"] == "defaults"
 
 

@@ -51,5 +51,6 @@ class StepBudget:
             return self.max_num_tokens
         seconds_without = self.seconds_per_step + (num_streaming - 1) * self.seconds_per_token
         seconds = max(self.seconds, self.stretch * seconds_without)
-        affordable = 1 + int((seconds - self.seconds_per_step) / self.seconds_per_token)
+        # bounded before it is a whole number: a price next to nothing affords more than there are numbers
+        affordable = 1 + int(min(self.max_num_tokens, (seconds - self.seconds_per_step) / self.seconds_per_token))
         return min(self.max_num_tokens, max(affordable, num_streaming + self.least))

@@ -187,7 +187,7 @@ class Services:
     @property
     def _lasting_folder(self) -> Path | None:
         folder = self._options.files_folder
-        return None if folder is None else Path(folder).expanduser()
+        return None if folder is None else Path(os.path.expanduser(folder))
 
     @cached_property
     def _folder(self) -> Path:

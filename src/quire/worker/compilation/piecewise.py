@@ -364,8 +364,8 @@ def _set_compiler_folder() -> None:
     name = "TORCHINDUCTOR_CACHE_DIR"
     if name in os.environ:
         return
-    folder = cache_folder() / "compiled"
     try:
+        folder = cache_folder() / "compiled"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         check_private(folder)
     except OSError as error:

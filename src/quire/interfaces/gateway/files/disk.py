@@ -35,7 +35,7 @@ def is_file_id(text: str) -> bool:
 
 def check_folder(name: str) -> None:
     """Makes the folder that an option names, and writes there. Raises OptionError where nothing can be stored."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         _make_private(path)
         tempfile.TemporaryFile(dir=path).close()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quire.errors import OptionError
+
 _SQLITE = "sqlite:///"
 
 
 def data_folder() -> Path:
     """The user's own."""
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "quire"
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    if data.startswith("~"):
+        raise OptionError("storage_url: this user has no home. Name a file, such as sqlite:////var/lib/quire.db.")
+    return Path(data) / "quire"
 
 
 def files_beside(storage_url: str | None) -> str | None:

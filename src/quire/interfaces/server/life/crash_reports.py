@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from quire.cache_folder import cache_folder
 from quire.config import EngineConfig
 from quire.version import __version__
 
@@ -35,10 +36,12 @@ def folder_of(option: str) -> Path | None:
     if option == "none":
         return None
     if option != "auto":
-        return Path(option).expanduser()
-    if folder := os.environ.get("QUIRE_CACHE_DIR"):
-        return Path(folder) / "crash_reports"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "crash_reports"
+        return Path(os.path.expanduser(option))
+    try:
+        return cache_folder() / "crash_reports"
+    except OSError as error:
+        logger.warning("there will be no crash reports: %s", error)
+        return None
 
 
 class CrashReports:

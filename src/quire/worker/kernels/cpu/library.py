@@ -116,7 +116,7 @@ def _tune(choice: str, *, may_measure: bool) -> None:
     num_threads = _crew[0]
     try:
         file = tuning.file_of(_path, isa, num_threads)
-    except RuntimeError as error:  # a user without a home, whose kernels came with the wheel
+    except OSError as error:  # a user without a home, whose kernels came with the wheel
         _tuning = tuning.leave(knobs, tuning.Findings(), str(error))
         return
     if may_measure:

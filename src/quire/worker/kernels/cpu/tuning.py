@@ -20,7 +20,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -46,6 +46,8 @@ _MOST_ROUNDS = 25
 MOST_TRIES = 3
 _VERSION = 3
 _DEFAULTS = "defaults"
+# of a file, which has some hundred for each number
+_MOST_BYTES = 1 << 20
 # Of each kind of weight: more than the caches of most processors.
 WEIGHT_BYTES = 48 << 20
 # Outputs and inputs: wide and narrow layers of a small model.
@@ -102,7 +104,7 @@ class Findings:
 
     @classmethod
     def parse(cls, text: bytes) -> Findings:
-        """Out of a file; raises ValueError, KeyError, TypeError or AttributeError if it is none."""
+        """Out of a file; raises one of _NO_FINDINGS if it is none."""
         content = json.loads(text)
         ratios = content["time_by_default_median_and_quartiles"]
         choices = {
@@ -119,15 +121,21 @@ class Findings:
     def set_in(self, knobs: Knobs) -> None:
         """All others get their defaults. ValueError: there is no such choice."""
         set_defaults(knobs)
+        choices = {tunable.name: tunable.choices for tunable in knobs.tunables()}
         for name, choice in self.choices.items():
-            if isinstance(choice.value, bool) or not isinstance(choice.value, int) or not knobs.set(name, choice.value):
-                raise ValueError(f"{name}={choice.value!r} is no choice")
+            if type(choice.value) is not int or choice.value not in choices.get(name, ()):
+                raise ValueError(f"{name[:40]!r}: {str(choice.value)[:40]!r} is no choice")
+            knobs.set(name, choice.value)
 
     def in_words(self, knobs: Knobs) -> str:
         """Those that are not the default."""
         default = {tunable.name: tunable.choices[0] for tunable in knobs.tunables()}
         values = {name: choice.value for name, choice in self.choices.items()}
         return " ".join(f"{name}={value}" for name, value in values.items() if value != default[name]) or _DEFAULTS
+
+
+# what reading something else ends in, a number without end and what is nested too deep among it
+_NO_FINDINGS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def set_defaults(knobs: Knobs) -> None:
@@ -288,11 +296,15 @@ def file_of(kernels: Path, isa: str, num_threads: int) -> Path:
 def read(file: Path, knobs: Knobs) -> Findings:
     """What is in it, which is set; nothing, and all defaults, if it is not there or does not fit."""
     try:
-        findings = Findings.parse(file.read_bytes())
+        with file.open("rb") as opened:
+            text = opened.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        findings = Findings.parse(text)
         findings.set_in(knobs)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *_NO_FINDINGS) as error:
         _logger.warning("CPU kernels: %s is not what a measurement leaves, and is not used: %s", file, error)
     else:
         return findings
@@ -311,8 +323,13 @@ def write(file: Path, findings: Findings, facts: Mapping[str, object]) -> None:
     }
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(file)
+    try:
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def apply(
@@ -351,13 +368,16 @@ def leave(knobs: Knobs, known: Findings, reason: str) -> str:
 
 
 def _measure(knobs: Knobs, file: Path, known: Findings, probes: Mapping[str, MakeProbe], num_threads: int) -> Findings:
+    facts = {"threads": num_threads, "processor": processor().split("\n")}
+    # It counts before: a start that is ended over it is one of MOST_TRIES. And where nothing can be kept nobody waits.
+    write(file, replace(known, num_tries=known.num_tries + 1), facts)
     _logger.warning("CPU kernels: tuned to this processor now: %.0f seconds.", SECONDS)
     began = time.monotonic()
     known.set_in(knobs)
     with torch.inference_mode():
         findings = known.and_then(tune(knobs, probes, time.perf_counter, SECONDS))
     seconds = round(time.monotonic() - began, 2)
-    write(file, findings, {"threads": num_threads, "seconds": seconds, "processor": processor().split("\n")})
+    write(file, findings, {**facts, "seconds": seconds})
     num_left = len(known.choices.keys() | probes.keys()) - len(findings.choices)
     goes_on = num_left > 0 and findings.num_tries < MOST_TRIES
     _logger.warning(
