@@ -8,11 +8,13 @@ import pytest
 
 from quire.config.device_sheets import device_sheet
 from quire.engine_core.executor.modelled import StepWork
+from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import MachineLimits
 from quire.interfaces.cli.program import main
 from quire.simulation.costs.aiconfigurator import AiConfiguratorCosts
 from quire.simulation.costs.table import TableCosts
 from quire.simulation.deployment import deploy
+from quire.simulation.measured import MeasuredSteps
 
 
 def truth(work):
@@ -84,6 +86,49 @@ def test_steps_that_were_measured_are_a_device(tmp_path, capsys):
     (tmp_path / "steps.json").write_text("{}")
     assert main(argv) == 2
     assert "Make some: quire bench steps" in capsys.readouterr().err
+
+
+STEPS = {
+    "model": "embedded",
+    "capacity": {
+        "layers": [{"name": "0", "num_kv_heads": 1, "key_dim": 64, "value_dim": 64, "bytes_per_element": 2}],
+        "available_bytes": 1 << 30,
+        "explanation": "the test says so",
+    },
+    "swap_seconds_per_block": 1e-3,
+    "works": [{"num_rows": 1, "num_tokens": tokens, "num_sampled": 1} for tokens in (1, 64)],
+    "seconds": [0.01, 0.02],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seconds": [0.0, 0.02]}, "a step must take more than 0"),
+        ({"seconds": [-1, 0.02]}, "a step must take more than 0"),
+        ({"seconds": [1e300, 0.02]}, "a step must take more than 0"),
+        ({"works": [{"num_tokens": 1e308}, {"num_tokens": 1}]}, "num_tokens=1e+308 is no amount"),
+        ({"works": [{"num_tokens": -1}, {"num_tokens": 1}]}, "num_tokens=-1.0 is no amount"),
+        ({"swap_seconds_per_block": -1}, "swap_seconds_per_block=-1"),
+        ({"capacity": {**STEPS["capacity"], "available_bytes": 10**18}}, "available_bytes=1000000000000000000 is"),
+        ({"capacity": {**STEPS["capacity"], "seconds_per_token": 1e300}}, "seconds_per_token=1e+300 is no amount"),
+    ],
+)
+def test_steps_that_nobody_can_have_measured_are_one_line(tmp_path, changes, message):
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(STEPS))
+    assert MeasuredSteps.read(path).seconds == STEPS["seconds"]
+    path.write_text(json.dumps({**STEPS, **changes}))
+    with pytest.raises(OptionError) as caught:
+        MeasuredSteps.read(path)
+    assert message in str(caught.value)
+
+
+def test_steps_that_are_nested_too_deep_are_one_line(tmp_path):
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(STEPS).replace("[0.01", "[" * 100_000))
+    with pytest.raises(OptionError, match="no measured steps"):
+        MeasuredSteps.read(path)
 
 
 def test_this_processor_is_a_device_by_its_measured_rates(monkeypatch, capsys):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.interfaces.cli.program import main
-from quire.simulation.arrivals import Arrival
+from quire.simulation.arrivals import Arrival, prompt_of
 from quire.simulation.traces import azure, drawn
 from quire.simulation.traces.formats import open_trace
 from quire.simulation.traces.table import TraceError
@@ -43,7 +43,38 @@ def test_sharegpt_turns_begin_with_what_was_said(tmp_path):
     first, second = trace_of(tmp_path, "chats.json", [conversation]).arrivals()
     assert (first.num_prompt_tokens, first.num_output_tokens) == (10, 20)
     assert (second.num_prompt_tokens, second.num_output_tokens) == (32, 1)
-    assert second.pieces[:1] == first.pieces
+    prompts = [prompt_of(arrival, number, 1000).tolist() for number, arrival in enumerate((first, second))]
+    assert prompts[1][:10] == prompts[0]
+
+
+def test_a_long_conversation_takes_no_more_memory_a_turn(tmp_path):
+    """Each turn's prompt is all that was said before: a list of that for each of them would be quadratic."""
+    said = [{"from": "gpt" if turn % 2 else "human", "value": "a"} for turn in range(2000)]
+    chats = [{"conversations": said}, {"conversations": said[:2]}]
+    arrivals = list(trace_of(tmp_path, "chats.json", chats).arrivals())
+    assert sum(len(arrival.pieces) for arrival in arrivals) == len(arrivals) == 1001
+    first, last, other = (prompt_of(arrivals[place], place, 1000).tolist() for place in (0, 999, 1000))
+    assert last[:1] == first != other
+
+
+def test_half_a_character_is_text(tmp_path):
+    said = [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "b"}]
+    [arrival] = trace_of(tmp_path, "chats.json", [{"conversations": said}]).arrivals()
+    assert arrival.num_prompt_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["a" * 5000 + ".csv", "~nobody-of-this-name/trace.csv"])
+def test_a_name_that_no_file_has(name):
+    with pytest.raises(TraceError, match="there is no such file|cannot be read"):
+        open_trace(name)
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.csv"])
+def test_a_file_without_ends_of_lines_is_not_read_to_its_end(tmp_path, name):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 26)  # of zeros, which take no place on a disk
+    with pytest.raises(TraceError, match="line 1: has more than 16,777,216 characters"):
+        open_trace(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +95,8 @@ def test_sharegpt_turns_begin_with_what_was_said(tmp_path):
         ("trace.csv", f"{','.join(azure.COLUMNS)}\n2023-11-16 18:15:46,{5000 * '9'},1", "line 2: ContextTokens='9999"),
         ("trace.csv", f'{",".join(azure.COLUMNS)}\n"' + 200_000 * "x", "is no CSV"),
         ("trace.parquet", "x", "by which its form is known"),
+        ("trace.csv", f"{','.join(azure.COLUMNS)}\n2023-11-16 18:15:46.-5,1,1", "TIMESTAMP=.2023-11-16 18:15:46.-5"),
+        ("trace.jsonl", {"at": 0, "prompt_tokens": 9, "output_tokens": 2, "beam_search": "no"}, "must be true or"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, name, line, message):

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from quire.simulation.recorded_run import RecordedRun
 
 
+# of a file, which has some hundred for each step
+_MOST_BYTES = 1 << 28
+_MOST_SECONDS = 100_000
+_MOST = 1 << 44
+
+
 class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Of one model on one machine."""
 
@@ -57,12 +63,31 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def read(cls, path: Path) -> MeasuredSteps:
         """OptionError for what is no such file, or has not enough in it."""
         try:
-            measured = msgspec.json.decode(path.read_bytes(), type=cls)
-        except (msgspec.DecodeError, OSError) as error:
+            with path.open("rb") as file:
+                measured = msgspec.json.decode(file.read(_MOST_BYTES), type=cls)
+        except (msgspec.DecodeError, OSError, RecursionError) as error:
             raise OptionError(f"device={path}: no measured steps ({error}). Make some: quire bench steps.") from None
         if len(measured.works) != len(measured.seconds) or not measured.works:
             raise OptionError(f"device={path}: there must be as many steps as seconds, and at least one.")
+        measured._check(path)
         return measured
+
+    def _check(self, path: Path) -> None:
+        """What no step can have would end a simulation somewhere, or let it say anything."""
+        if not all(0 < seconds < _MOST_SECONDS for seconds in self.seconds):
+            raise OptionError(f"device={path}: a step must take more than 0 and less than {_MOST_SECONDS:,} seconds.")
+        capacity = self.capacity
+        amounts = [(name, amount) for work in self.works for name, amount in work.items()]
+        amounts += {
+            "swap_seconds_per_block": self.swap_seconds_per_block,
+            "available_bytes": capacity.available_bytes,
+            "host_bytes": capacity.host_bytes,
+            "seconds_per_token": capacity.seconds_per_token,
+            "seconds_per_step": capacity.seconds_per_step,
+        }.items()
+        for name, amount in amounts:
+            if not 0 <= amount < _MOST:
+                raise OptionError(f"device={path}: {name}={str(amount)[:40]} is no amount.")
 
 
 def _work_of(amounts: dict[str, float]) -> StepWork:

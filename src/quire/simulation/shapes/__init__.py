@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from quire.config import EMBEDDED
@@ -21,7 +22,7 @@ def model_folder(name: str) -> Path:
         return embedded_path()
     if name.lower() in shape_names():
         return _FOLDER / name.lower()
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if (path / "config.json").is_file():
         return path.resolve()
     if path.is_file() and path.name == "config.json":

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from quire.errors import suggestion
 from quire.simulation.traces import azure, drawn, json_lines, mooncake, sharegpt
-from quire.simulation.traces.table import ReadTrace, TraceError
+from quire.simulation.traces.table import ReadTrace, TraceError, lines_of
 
 Reader = Callable[[Path], ReadTrace]
 
 
 def open_trace(name: str) -> ReadTrace:
     """The trace in this file. TraceError says what is wrong with it, in one line."""
-    path = Path(name).expanduser()
-    if not path.is_file():
-        hint = suggestion(name, drawn.names()) or ""
-        raise TraceError(f"trace={name[:120]}: there is no such file, nor a workload {', '.join(drawn.names())}.{hint}")
+    path = Path(os.path.expanduser(name))
     try:
+        if not path.is_file():
+            names = drawn.names()
+            hint = suggestion(name, names) or ""
+            raise TraceError(f"trace={name[:120]}: there is no such file, nor a workload {', '.join(names)}.{hint}")
         return _reader_of(path)(path)
+    except OSError as error:
+        raise TraceError(f"trace={name[:120]}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is no text.") from None
     except csv.Error as error:
@@ -42,8 +46,7 @@ def _reader_of(path: Path) -> Reader:
 
 def _is_mooncake(path: Path) -> bool:
     """By the first line, which the reader judges."""
-    with path.open(encoding="utf-8") as file:
-        try:
-            return "input_length" in json.loads(file.readline())
-        except (ValueError, TypeError):
-            return False
+    try:
+        return "input_length" in json.loads(next(lines_of(path), ""))
+    except (ValueError, TypeError):
+        return False

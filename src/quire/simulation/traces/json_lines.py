@@ -16,7 +16,7 @@ from typing import Any
 from quire.errors import suggestion
 from quire.sampling_params import MAX_N
 from quire.simulation.arrivals import Arrival
-from quire.simulation.traces.table import ReadTrace, TraceError, in_order, whole_number
+from quire.simulation.traces.table import ReadTrace, TraceError, in_order, lines_of, whole_number
 
 # seconds; a number that no float holds is none
 _LATEST = 10**15
@@ -25,18 +25,17 @@ FIELDS = ("at", "prompt_tokens", "output_tokens", "prefix", "n", "beam_search", 
 
 def objects_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of each line that has one."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise TraceError(f"{place}: is no JSON ({error}).") from None
-            if not isinstance(found, dict):
-                raise TraceError(f"{place}: must be an object, as {{...}}.")
-            yield place, found
+    for number, line in enumerate(lines_of(path), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise TraceError(f"{place}: is no JSON ({error}).") from None
+        if not isinstance(found, dict):
+            raise TraceError(f"{place}: must be an object, as {{...}}.")
+        yield place, found
 
 
 def seconds_of(place: str, name: str, value: object) -> float:
@@ -65,9 +64,15 @@ def _arrival(place: str, line: dict[str, Any]) -> Arrival:
         num_output_tokens=whole_number(place, "output_tokens", line.get("output_tokens"), least=1),
         pieces=_pieces(place, line.get("prefix", []), num_prompt),
         num_sequences=n,
-        is_beam_search=bool(line.get("beam_search", False)),
+        is_beam_search=_yes_or_no(place, "beam_search", line.get("beam_search", False)),
         priority=whole_number(place, "priority", line.get("priority", 0)),
     )
+
+
+def _yes_or_no(place: str, name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TraceError(f"{place}: {name}={str(value)[:40]} must be true or false.")
+    return value
 
 
 def _pieces(place: str, value: object, num_prompt: int) -> tuple[tuple[int, int], ...]:

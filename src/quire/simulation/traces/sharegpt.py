@@ -1,7 +1,7 @@
 """The form of ShareGPT: a JSON list of conversations. Each turn that is answered is a request; nobody knows when.
 
-Prompts are what was said before, so turns of a conversation begin alike. Tokens are counted as four bytes of text each:
-a tokenizer would have to be the model's, and be here.
+Prompts are what was said before, so turns of a conversation begin alike: with more and more of one content. Tokens are
+counted as four bytes of text each: a tokenizer would have to be the model's, and be here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _turns(place: str, number: int, conversation: Any) -> Iterator[Arrival]:
     said = conversation.get("conversations") if isinstance(conversation, dict) else None
     if not isinstance(said, list):
         raise TraceError(f"{place}: has no list `conversations`.")
-    pieces: tuple[tuple[int, int], ...] = ()
+    num_said = 0
     for turn, message in enumerate(said):
         if not isinstance(message, dict) or not isinstance(message.get("value"), str):
             raise TraceError(f"{place}: message {turn + 1} has no text `value`.")
-        tokens = max(1, len(message["value"].encode()) // _BYTES_PER_TOKEN)
-        if message.get("from") in _ASSISTANTS and pieces:
-            yield Arrival(0.0, sum(count for _, count in pieces), tokens, pieces)
+        tokens = max(1, len(message["value"].encode(errors="replace")) // _BYTES_PER_TOKEN)
+        if message.get("from") in _ASSISTANTS and num_said:
+            yield Arrival(0.0, num_said, tokens, ((number, num_said),))
         elif message.get("from") not in (*_USERS, *_ASSISTANTS, "system"):
             raise TraceError(f"{place}: message {turn + 1} is from {str(message.get('from'))[:20]!r}: who is that?")
-        pieces = (*pieces, (number << 12 | min(turn, 4095), tokens))
+        num_said += tokens

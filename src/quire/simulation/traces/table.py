@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
 from quire.errors import UserError
 from quire.simulation.arrivals import Arrival
 
 # Longer than any model's context; a column that was taken for another one is.
 _MOST_TOKENS = 10**8
+# A line. In Mooncake's form a prompt of the most tokens has a megabyte or two.
+_MOST_CHARACTERS = 1 << 24
 # leading zeros and all; Python refuses to read thousands
 _MOST_DIGITS = 40
 
@@ -28,6 +32,18 @@ class ReadTrace:
 
     def arrivals(self) -> Iterator[Arrival]:
         return iter(self.table)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """One at a time. A file without ends of lines is no trace, and is not read to its end."""
+    with path.open(newline="", encoding="utf-8") as file:
+        for number in count(1):
+            line = file.readline(_MOST_CHARACTERS + 1)
+            if len(line) > _MOST_CHARACTERS:
+                raise TraceError(f"{path}, line {number}: has more than {_MOST_CHARACTERS:,} characters.")
+            if not line:
+                return
+            yield line
 
 
 def in_order(name: str, table: list[Arrival], *, has_contents: bool = False) -> ReadTrace:
