@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def locate(model: str, revision: str | None = None, *, name: str = "model", load
         return embedded_path()
     if not model.strip():
         raise ModelError(f"{name}={model!r}: must not be empty. {_WHAT}")
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if path.is_dir():
         return _choose(path.resolve(), load_format)
     if path.is_file():

@@ -143,9 +143,9 @@ class Option:
     def _parse_object(self, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise OptionError(
-                f'{self.name}={text}: must be a JSON object, such as {{"key": 1}}. '
+                f'{self.name}={text[:200]}: must be a JSON object, such as {{"key": 1}}. '
                 "In a shell, put it into single quotes."
             ) from None
 

@@ -247,7 +247,7 @@ def _engine_config(
         check_invariants=options.check_invariants,
         recorder_bytes=options.recorder_bytes,
         # the core may stand in another process
-        record=None if options.record is None else str(Path(options.record).expanduser().absolute()),
+        record=None if options.record is None else str(Path(os.path.expanduser(options.record)).absolute()),
         record_bytes=options.record_bytes,
         record_redact=options.record_redact,
         speculation=decisions.speculation,

@@ -7,6 +7,7 @@ values for one, and a template of its own only where the server says so. Called 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -186,7 +187,7 @@ def _text_of(asked: str) -> str:
     """The option is a file; a template itself is taken too, as it can hardly be a file's name."""
     if "{{" in asked or "{%" in asked:
         return asked
-    path = Path(asked).expanduser()
+    path = Path(os.path.expanduser(asked))
     if not path.is_file():
         raise OptionError(f"chat_template={asked}: no such file. Give a file that holds a Jinja template.")
     return path.read_text(encoding="utf-8")

@@ -56,6 +56,9 @@ def test_each_command_has_help(name, capsys):
     assert f"usage: quire {name}" in capsys.readouterr().out
 
 
+SIMULATED = ("--model", "opt-13b", "--device", "a100-40gb", "--trace", "alpaca")
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -87,6 +90,10 @@ def test_each_command_has_help(name, capsys):
         (["serve", "--served-model-name", ""], "served_model_name='': must not be empty"),
         (["serve", "--api-key", ""], "must not be empty"),
         (["serve", "--max-model-len", "1"], "max_model_len=1: must be at least 2"),
+        (["serve", "--hf-overrides", "[" * 100_000], "hf_overrides=[[[["),
+        (["generate", "--model", "~nobody-of-this-name/model", "x"], "no such directory"),
+        (["simulate", *SIMULATED, "--seed", "9" * 5000], "must be a whole number, 0 or more"),
+        (["simulate", *SIMULATED, "--rate", "1e-320"], "must be a number above 0"),
     ],
 )
 def test_a_mistake_is_one_line(argv, words, capsys):
@@ -103,6 +110,7 @@ def test_a_mistake_is_one_line(argv, words, capsys):
     [
         (CapacityError("too little memory"), 2, "quire: error: too little memory\n"),
         (EngineDeadError("it died"), 1, "quire: error: it died\n"),
+        (OSError(36, "File name too long", "a"), 1, "quire: error: [Errno 36] File name too long: 'a'\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

@@ -78,9 +78,15 @@ def finish(result: Result, arguments: argparse.Namespace) -> int:
     return 0
 
 
+# of a number that somebody types; Python refuses to read thousands
+_MOST_DIGITS = 18
+# a time between two requests that no clock could tell from for ever
+_LEAST = 1e-9
+
+
 def whole_number(flag: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise OptionError(f"{flag} {text}: must be a whole number, {least} or more.")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least:
+        raise OptionError(f"{flag} {text[:60]}: must be a whole number, {least} or more.")
     return int(text)
 
 
@@ -90,8 +96,8 @@ def number(flag: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0.0 < value < 1e9:
-        raise OptionError(f"{flag} {text}: must be a number above 0.")
+    if not _LEAST < value < 1e9:
+        raise OptionError(f"{flag} {text[:60]}: must be a number above 0.")
     return value
 
 

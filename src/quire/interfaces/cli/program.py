@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import OptionError, QuireError, UserError, suggestion
+from quire.errors import OptionError, QuireError, UserError, one_line, suggestion
 from quire.interfaces.cli.parser import CommandParser
 from quire.observability.logging import FORMAT_VARIABLE, LEVEL_VARIABLE, configure_logging
 from quire.version import __version__
@@ -79,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
         return USER_MISTAKE if isinstance(error, UserError) else ENGINE_FAILED
+    except OSError as error:
+        # a name that is too long for a file, a disk that is full
+        logger.debug("the command failed", exc_info=True)
+        print(f"quire: error: {one_line(error)}", file=sys.stderr)
+        return ENGINE_FAILED
 
 
 def _run(argv: list[str]) -> int:
