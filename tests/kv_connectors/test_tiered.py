@@ -290,6 +290,20 @@ def test_what_waits_to_be_written_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     tiers.leave()
 
 
+def test_who_reads_ends_with_those_who_write() -> None:
+    tiers = tiers_of(guarded(Shelf()), rule="always")
+    tiers.enter()
+    others = set(threading.enumerate())
+    questions = Questions(tiers)
+    assert questions.ask(1, NAMES)
+    readers = [one for one in set(threading.enumerate()) - others if one.name.startswith("quire-kv-reader")]
+    assert readers
+    tiers.leave()
+    for reader in readers:
+        reader.join(10)
+        assert not reader.is_alive()
+
+
 def test_what_comes_from_far_is_written_near() -> None:
     near, far = Shelf(), Shelf()
     first = tiers_of(guarded(far), rule="always")

@@ -63,6 +63,7 @@ class Questions:
         self._num_overdue = 0
         self._counts = Counter(dict.fromkeys(("hits", "misses", "late"), 0))
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="quire-kv-reader")
+        tiers.end_with_these(self._readers)
 
     # ------------------------------------------------------------------------------------------ of the engine
 
@@ -150,7 +151,7 @@ class Questions:
     def _asked_again(self, question: _Question) -> bool:
         """Behind all others: what does not come must not keep a thread from what is there."""
         with self._changed:
-            if not self._is_open(question):
+            if not self._is_open(question) or self._tiers.is_closed:
                 return False
             question.is_read = False
             self._readers.submit(self._bring, question)

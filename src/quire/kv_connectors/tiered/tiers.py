@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from quire.config import shared_key
 from quire.kv_connectors.connector import CacheLayout
@@ -58,6 +59,8 @@ class Tiers:
         self._num_not_written = 0
         self._writers = [_Writer(store) for store in stores]
         self._threads: list[threading.Thread] = []
+        # threads of the engines that read from here
+        self._readers: WeakSet[ThreadPoolExecutor] = WeakSet()
         self._num_users = 0
 
     # ------------------------------------------------------------------------------------------ who uses them
@@ -75,6 +78,10 @@ class Tiers:
         for thread in self._threads:
             thread.start()
 
+    def end_with_these(self, readers: ThreadPoolExecutor) -> None:
+        """Threads that read from here end when nobody writes here any more, not only when they are collected."""
+        self._readers.add(readers)
+
     def leave(self) -> None:
         """The last one that leaves waits for what is to be written, for a while, and closes the stores."""
         with self._changed:
@@ -85,6 +92,8 @@ class Tiers:
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
+        for readers in list(self._readers):
+            readers.shutdown(wait=False, cancel_futures=True)
         for store in self.stores:
             store.close()
 
