@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.time_limits"]
 # Before torch is imported: one thread, because on busy cores two that wait for each other are many times slower; and
 # no network, because a test that needs the hub is a test that fails on a train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
