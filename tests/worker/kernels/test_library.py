@@ -1,5 +1,6 @@
 """Building, loading and choosing: the parts around the kernels."""
 
+import inspect
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import torch
 
 from quire.errors import OptionError
 from quire.worker import kernels
-from quire.worker.kernels import cpu, reference
+from quire.worker.kernels import cpu, operators, reference
 from quire.worker.kernels.cpu import build, library
 
 NORM = (torch.randn(3, 32), torch.randn(32), 1e-6)
@@ -267,3 +268,24 @@ def test_wrong_arguments_are_refused(cpu_kernels):
     tables, starts = torch.zeros(1, 2, dtype=torch.int32), torch.tensor([0, 1])
     with pytest.raises(RuntimeError, match="longer than its 16 slots"):
         kernels.paged_attention(key, cache, cache, tables, torch.tensor([17]), starts, key.clone(), scale=1.0)
+
+
+def test_operators_may_be_called_as_their_specifications():
+    """By which they are typed: as many arguments, of which the same may be left out."""
+    for name in operators._SCHEMAS:
+        arguments = getattr(operators, name)._schema.arguments
+        parameters = inspect.signature(getattr(reference, name)).parameters.values()
+        missing = inspect.Parameter.empty
+        assert [argument.default_value if argument.has_default_value() else missing for argument in arguments] == [
+            parameter.default for parameter in parameters
+        ], name
+
+
+def test_a_part_of_attention_has_the_width_of_values_beside_slopes_too():
+    with torch._subclasses.FakeTensorMode():
+        query, cache = torch.empty(3, 2, 16), torch.empty(4, 1, 8, 16)
+        tables, lengths, starts = (torch.empty(size, dtype=torch.int32) for size in ((1, 4), (1,), (2,)))
+        given = query, cache, cache, tables, lengths, starts
+        for more in ({}, {"slopes_H": torch.empty(2)}, {"bias_HR": torch.empty(2, 9)}):
+            part = kernels.attention_part(*given, scale=0.25, value_dim=12, rank=0, size=2, **more)
+            assert part.shape == (3, 2, 13)

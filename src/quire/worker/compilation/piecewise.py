@@ -219,12 +219,12 @@ def _segment(traced: fx.GraphModule, nodes: list[fx.Node]) -> _Segment:
 # takes the result for a tuple.
 _library = torch.library.Library("quire", "FRAGMENT")
 _library.define(
-    "uncounted_linear(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, int first) -> Tensor"
+    "uncounted_linear(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, int first=0) -> Tensor"
 )
 
 
 def _uncounted_linear(
-    x: Tensor, ids: Tensor | None, packed: list[Tensor], biases: list[Tensor], num_rows: int, first: int
+    x: Tensor, ids: Tensor | None, packed: list[Tensor], biases: list[Tensor], num_rows: int, first: int = 0
 ) -> Tensor:
     result: Tensor = operators.grouped_linear(x, ids, packed, biases, num_rows, None, first)
     return result

@@ -15,9 +15,8 @@ Shape suffixes used in `kernels`, innermost dimension last:
     X  experts of a layer                                       K  experts of a token, where there are some
 """
 
-from quire.worker.kernels.attention import attention_part, paged_attention, write_kv
+from quire.worker.kernels.attention import attention_part, paged_attention
 from quire.worker.kernels.experts import grouped_linear, route_tokens
-from quire.worker.kernels.fused import look_up, rotary_embedding, scale
 from quire.worker.kernels.linear import pack_quantized, packed_linear, packed_rows, sliced_linear
 from quire.worker.kernels.operators import (
     activate,
@@ -27,6 +26,7 @@ from quire.worker.kernels.operators import (
     all_gather,
     all_reduce,
     apply_bitmask,
+    best_tokens,
     clamped_swiglu,
     convert,
     copy_blocks,
@@ -34,21 +34,25 @@ from quire.worker.kernels.operators import (
     gather_logits,
     join,
     layer_norm,
+    look_up,
     merge_attention,
     move_blocks,
     multiply,
     pack_weight,
     prepare_heads,
     rms_norm,
+    rotary_embedding,
+    scale,
     silu_and_mul,
     token_logprobs,
     unpack_weight,
     weigh_experts,
+    write_kv,
 )
 from quire.worker.kernels.ranks import link_bytes, meeting_bytes, receive, relay_links, relay_sums, send
 from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.reference.adapter_format import AdapterFormat
-from quire.worker.kernels.sampling import best_tokens, choose_tokens, penalise
+from quire.worker.kernels.sampling import choose_tokens, penalise
 
 __all__ = [
     "AdapterFormat",

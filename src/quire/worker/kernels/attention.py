@@ -1,27 +1,10 @@
-"""The operations on the paged KV cache. What each one means is written in `reference/<name>.py`."""
+"""Attention over the paged KV cache. What it means is written in `reference/<name>.py`."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from quire.worker.kernels import operators
-
-
-def write_kv(
-    key_TKD: Tensor,
-    value_TKE: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots_T: Tensor,
-    rank: int = 0,
-    size: int = 1,
-) -> None:
-    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped.
-
-    Without values, which are the beginnings of keys then, only keys are stored. Of `size` ranks that share the slots of
-    a block each stores those slots that it keeps.
-    """
-    operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T, rank, size)
 
 
 def paged_attention(

@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _STATES = "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, Tensor query_starts, Tensor num_kept"
 _SCHEMAS = {
     "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
-    "int rank, int size) -> ()",
+    "int rank=0, int size=1) -> ()",
     "prepare_heads": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor? query_weight, "
     "Tensor? key_weight, float eps, Tensor cos_sin_cache, bool is_interleaved, Tensor(c!) k_cache, Tensor(d!) v_cache, "
     "Tensor slots) -> ()",
@@ -45,10 +45,10 @@ _SCHEMAS = {
     "add": "(Tensor x, Tensor y) -> Tensor",
     "multiply": "(Tensor x, Tensor y) -> Tensor",
     "convert": "(Tensor x, ScalarType dtype) -> Tensor",
-    "scale": "(Tensor x, float factor, bool is_division) -> Tensor",
+    "scale": "(Tensor x, float factor, bool is_division=False) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
     "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
-    "look_up": "(Tensor table, Tensor ids, int? first) -> Tensor",
+    "look_up": "(Tensor table, Tensor ids, int? first=None) -> Tensor",
     "new_rows": "(Tensor like, int[] sizes) -> Tensor",
     "pack_weight": "(Tensor weight) -> Tensor",
     "pack_quantized": "(Tensor values, Tensor scales, Tensor? offsets, int bits, bool weight_only) -> Tensor",
@@ -60,11 +60,11 @@ _SCHEMAS = {
     "all_gather": "(Tensor x, Tensor(a!) meeting, int rank, int size, SymInt total) -> Tensor",
     "send": "(Tensor x, Tensor(a!) meeting, int link, int num_links) -> ()",
     "receive": "(Tensor(a!) out, Tensor(b!) meeting, int link, int num_links) -> ()",
-    "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns, int? first) -> Tensor",
+    "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns, int? first=None) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
-    "Tensor(a!)? counts, int first) -> Tensor",
+    "Tensor(a!)? counts, int first=0) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, " + _STATES + ", Tensor(b!) out, bool has_silu) -> ()",
     "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
@@ -76,9 +76,9 @@ _SCHEMAS = {
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts, "
     "int most_rank) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
-    "bool is_interleaved) -> ()",
+    "bool is_interleaved=False) -> ()",
     "join": "(Tensor[] tensors) -> Tensor",
-    "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
+    "best_tokens": "(Tensor logits, Tensor? rows=None) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
     "gather_logits": "(Tensor logits, Tensor rows, Tensor(a!) out) -> ()",
@@ -100,7 +100,7 @@ def _column(logits: Tensor, rows: Tensor | None, dtype: torch.dtype, *width: int
     return logits.new_empty((len(logits) if rows is None else len(rows), *width), dtype=dtype)
 
 
-def _tokens(logits: Tensor, rows: Tensor | None, *_: Tensor) -> tuple[Tensor, Tensor]:
+def _tokens(logits: Tensor, rows: Tensor | None = None, *_: Tensor) -> tuple[Tensor, Tensor]:
     return _column(logits, rows, torch.int64), _column(logits, rows, torch.float32)
 
 
@@ -110,8 +110,9 @@ def _logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, most: int) ->
 
 
 # What torch.compile needs to know: shapes and dtypes of results. Operators that write into their arguments have none.
+# Last arguments that have their defaults are not there.
 _SHAPES: dict[str, Callable[..., Any]] = {
-    "attention_part": lambda query, *others: query.new_empty((*query.shape[:2], others[-3] + 1), dtype=torch.float32),
+    "attention_part": lambda query, *others: query.new_empty((*query.shape[:2], others[11] + 1), dtype=torch.float32),
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
     "gated_rms_norm": lambda x, gate, weight, eps, gates_first: _contiguous_like(x),
@@ -120,7 +121,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: _contiguous_like(x),
     "multiply": lambda x, y: _contiguous_like(x),
     "convert": lambda x, dtype: torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format),
-    "scale": lambda x, factor, is_division: _contiguous_like(x),
+    "scale": lambda x, *_: _contiguous_like(x),
     "activate": lambda x, kind: _contiguous_like(x),
     "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
     "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
@@ -129,19 +130,17 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     ),
     "all_reduce": lambda x, bias, meeting, rank, size, dtype: torch.empty_like(x, dtype=dtype),
     "all_gather": lambda x, meeting, rank, size, total: x.new_empty((*x.shape[:-1], total)),
-    "packed_rows": lambda packed, ids, dtype, num_columns, first: ids.new_empty(
-        (ids.shape[0], num_columns), dtype=dtype
-    ),
+    "packed_rows": lambda packed, ids, dtype, num_columns, *_: ids.new_empty((ids.shape[0], num_columns), dtype=dtype),
     "route_tokens": lambda logits, bias, top_k, *_: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts, first: x.new_empty(
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, *_: x.new_empty(
         (*(x.shape[:2] if ids is None else ids.shape), num_rows)
     ),
     "join": lambda tensors: tensors[0].new_empty((*tensors[0].shape[:-1], sum(x.shape[-1] for x in tensors))),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
-    "look_up": lambda table, ids, first: table.new_empty((ids.shape[0], table.shape[1])),
+    "look_up": lambda table, ids, *_: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
     "best_tokens": _tokens,
     "choose_tokens": _tokens,
@@ -198,8 +197,8 @@ def _bound(specification: _Function) -> _Function:
 
 _register()
 
-# Bound once: looking an operator up costs more than calling it. What needs its arguments in order and no more is called
-# as it is; other files of this folder have functions with names and defaults around the rest.
+# Bound once: looking an operator up costs more than calling it. What takes its arguments in order is called as it is;
+# other files of this folder have functions with names around the rest.
 write_kv = _bound(reference.write_kv)
 prepare_heads = _bound(reference.prepare_heads)
 paged_attention = _bound(reference.paged_attention)

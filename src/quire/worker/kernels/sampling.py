@@ -11,11 +11,6 @@ from torch import Tensor
 from quire.worker.kernels import operators
 
 
-def best_tokens(logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(token, logit) of the greatest logit of each row, float32; the lowest id among equals. A NaN is the greatest."""
-    return operators.best_tokens(logits_NV, rows_n)
-
-
 def choose_tokens(
     logits_NV: Tensor,
     rows_n: Tensor | None,

@@ -189,7 +189,9 @@ def _recurrence(name: str) -> Callable[..., Any]:
     return run
 
 
-def _rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, table: Tensor, is_interleaved: bool) -> None:
+def _rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, table: Tensor, is_interleaved: bool = False
+) -> None:
     if not _asks([query, key]):
         with _below_autograd():
             operators.rotary_embedding(positions, query, key, table, is_interleaved)

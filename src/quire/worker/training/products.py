@@ -176,7 +176,7 @@ def _linear(serve: Callable[[], Tensor], x: Tensor, packed: Tensor, bias: Tensor
     return _Linear.apply(serve, packed, x, bias, master) if _asks(x, bias, master) else _served(serve)
 
 
-def _packed_rows(packed: Tensor, ids: Tensor, dtype: torch.dtype, num_columns: int, first: int | None) -> Any:
+def _packed_rows(packed: Tensor, ids: Tensor, dtype: torch.dtype, num_columns: int, first: int | None = None) -> Any:
     serve = partial(operators.packed_rows, packed, ids, dtype, num_columns, first)
     master = _master_of(packed)
     return _Rows.apply(serve, ids, master) if _asks(master) else _served(serve)
@@ -189,7 +189,7 @@ def _grouped_linear(
     biases: list[Tensor],
     num_rows: int,
     counts: Tensor | None,
-    first: int,
+    first: int = 0,
 ) -> Any:
     serve = partial(operators.grouped_linear, x, ids, packed, biases, num_rows, counts, first)
     masters: Sequence[Tensor] = [master for one in packed if (master := _master_of(one)) is not None]

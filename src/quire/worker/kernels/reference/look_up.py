@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def look_up(table: Tensor, ids_T: Tensor, first: int | None = None) -> Tensor:
-    """[T, width]; every id is a row of the table. With `first`, the number of its first row, an id may be elsewhere."""
+    """[T, width]; every id is a row of the table. With `first`, the number of its first row among more rows, an id may
+    be elsewhere and comes as zeros."""
     return table[ids_T] if first is None else rows_here(ids_T - first, len(table), lambda ids: table[ids])
 
 

@@ -67,7 +67,7 @@ def _best_of_pieces(keys, tokens, values, num_pieces, vocab_size, block: tl.cons
     tl.store(values + row, value_of((best >> 32).to(tl.int32)))
 
 
-def best_tokens(logits_NV: Tensor, rows_n: Tensor | None) -> tuple[Tensor, Tensor]:
+def best_tokens(logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
     count = len(logits_NV) if rows_n is None else len(rows_n)
     vocab_size = logits_NV.shape[1]
     num_pieces = triton.cdiv(vocab_size, _PIECE)
