@@ -217,7 +217,7 @@ def test_a_misspelt_key_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(
         OptionError, match=r"hf_overrides: max_positon_embeddings: .* mean \"max_position_embeddings\"\?"
     ):
-        LLM(str(model), engine_process=True, hf_overrides={"max_positon_embeddings": 77})
+        LLM(str(model), hf_overrides={"max_positon_embeddings": 77})
 
 
 def test_tokens_are_those_of_a_checkpoint_with_these_values(tmp_path: Path) -> None:
