@@ -26,6 +26,7 @@ from quire.worker.models.llama import (
     complete_heads,
     make_centred_norm,
     make_plain_mlp,
+    norm_of_sum,
 )
 from quire.worker.models.qwen2 import window_of_layer
 
@@ -56,10 +57,7 @@ class Gemma3Layer(LlamaDecoderLayer):
         self.post_feedforward_layernorm = make_norm(config)
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = norm_of_sum(self.input_layernorm, hidden, residual)
         attended = self.post_attention_layernorm(self.self_attn(positions, hidden))
         hidden, residual = self.pre_feedforward_layernorm(attended, residual)
         return self.post_feedforward_layernorm(self.mlp(hidden)), residual

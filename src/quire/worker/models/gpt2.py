@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.layers import Embedding, LayerNorm, PlainMLP
+from quire.worker.layers import Embedding, PlainMLP
 from quire.worker.layers.plain_attention import PlainAttention
+from quire.worker.models.bloom import make_norm
 from quire.worker.models.checkpoint_map import QKV, CheckpointMap
 from quire.worker.models.llama import LlamaLike, LlamaModel, Parts
 
@@ -24,10 +25,6 @@ def make_attention(config: Any, index: int, name: str, rotary: Any) -> PlainAtte
 def make_mlp(config: Any, index: int) -> PlainMLP:
     size = config.hidden_size
     return PlainMLP(size, config.n_inner or 4 * size, config.activation_function, bias=True)
-
-
-def make_norm(config: Any) -> LayerNorm:
-    return LayerNorm(config.hidden_size, config.layer_norm_epsilon)
 
 
 class GPT2Model(LlamaModel):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quire.worker.layers import RotaryEmbedding
-from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaLike, Parts
+from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaLike, Parts, norm_of_sum
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
@@ -23,10 +23,7 @@ class GraniteDecoderLayer(LlamaDecoderLayer):
         self.residual_multiplier = config.residual_multiplier
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = norm_of_sum(self.input_layernorm, hidden, residual)
         hidden = self.self_attn(positions, hidden) * self.residual_multiplier
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp(hidden) * self.residual_multiplier, residual

@@ -108,6 +108,14 @@ def make_centred_norm(config: Any) -> RMSNorm:
     return RMSNorm(config.hidden_size, config.rms_norm_eps, is_zero_centred=True)
 
 
+def norm_of_sum(norm: nn.Module, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(norm(hidden + residual), hidden + residual): what a layer begins with. The first one has no residual."""
+    if residual is None:
+        return norm(hidden), hidden
+    normed: tuple[Tensor, Tensor] = norm(hidden, residual)
+    return normed
+
+
 class LlamaDecoderLayer(nn.Module):
     def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm = make_norm) -> None:
         super().__init__()
@@ -118,10 +126,7 @@ class LlamaDecoderLayer(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """`residual` is what the layers before have summed up; the last branch is still to be added to it."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = norm_of_sum(self.input_layernorm, hidden, residual)
         hidden = self.self_attn(positions, hidden)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp(hidden), residual
@@ -141,10 +146,7 @@ class ParallelDecoderLayer(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """As LlamaDecoderLayer's: both branches are still to be added."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden, residual = norm_of_sum(self.input_layernorm, hidden, residual)
         attended = self.self_attn(positions, hidden)
         if self.mlp_layernorm is not None:
             hidden = self.mlp_layernorm(residual)
