@@ -4,7 +4,7 @@ Owns: which value a key has. Must never: import Transformers, whose configuratio
 Called by: `model_loader.py`. A model class may declare (docs/adding-a-model.md):
 
     config_defaults = {"hidden_size": 4096, "sliding_window": Nullable(4096)}   what config.json may leave out
-    config_names = {"hidden_size": "n_embd"}                                    other names of the same keys
+    config_names = {"n_embd": "hidden_size"}                                    other names of the same keys
     def complete_config(config): ...                                            keys that follow from others
 """
 
@@ -28,7 +28,7 @@ _MAY_BE_ZERO = (
 # Far above what any model has: a number that was made up must not be built, layer by layer, until memory ends.
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYERS = ("num_hidden_layers", "num_layers")
 
 
 class MissingKeyError(ModelError, AttributeError):
