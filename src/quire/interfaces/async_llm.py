@@ -320,12 +320,11 @@ class AsyncLLM:
 
     def _teller_of_losses(self) -> Callable[[Loss], None]:
         """The link must not keep an engine that is forgotten, and then ends."""
-        its = weakref.ref(self)
+        lost = weakref.WeakMethod(self._lost)
 
         def tell(loss: Loss) -> None:
-            engine = its()
-            if engine is not None:
-                engine._lost(loss)
+            if (hear := lost()) is not None:
+                hear(loss)
 
         return tell
 
