@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
@@ -305,3 +307,23 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path, monkeypatch):
 
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_forgotten_is_not_kept_by_who_tells_it_of_losses():
+    async def main() -> None:
+        engine = fake_async_llm()
+        kept: list[Any] = []
+        engine._client.watch_losses = kept.append
+        await engine.start()
+        losses: list[Any] = []
+        engine.watch_losses(losses.append)
+        kept[0]("a loss")
+        assert losses == ["a loss"]
+        is_alive = weakref.ref(engine)
+        del engine
+        gc.collect()
+        assert is_alive() is None
+        kept[0]("another")
+        assert losses == ["a loss"]
+
+    asyncio.run(main())
