@@ -168,9 +168,9 @@ class VideoProcessor:
         """Of a video, those that stand for each mark."""
         return [[one] for one in media] if self.sizes.has_timestamps else [media]
 
-    def media_of(self, video: VideoTokens, resample: int = _BICUBIC) -> Iterator[Media]:
+    def media_of(self, video: VideoTokens) -> Iterator[Media]:
         """One after the other; where they stand is still open."""
-        frames = video.video.frames(video.size, resample)
+        frames = video.video.frames(video.size, _BICUBIC)
         for offset, together in zip(
             self._offsets(video), _together(frames, self.sizes.temporal_patch_size), strict=True
         ):
