@@ -110,6 +110,7 @@ def test_a_mistake_is_one_line(argv, words, capsys):
     [
         (CapacityError("too little memory"), 2, "quire: error: too little memory\n"),
         (EngineDeadError("it died"), 1, "quire: error: it died\n"),
+        (CapacityError("x" * 100_000), 2, f"quire: error: {'x' * 4000}...\n"),
         (OSError(36, "File name too long", "a"), 1, "quire: error: [Errno 36] File name too long: 'a'\n"),
         (KeyboardInterrupt(), 130, ""),
     ],

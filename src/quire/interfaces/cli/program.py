@@ -60,6 +60,9 @@ examples:
 # What a command says on stderr unless it is told otherwise: the others keep stderr for what is wrong.
 _LEVELS = {"serve": "info", "deploy": "info", "route": "info"}
 
+# characters of an error
+_LONGEST = 4000
+
 OK = 0
 ENGINE_FAILED = 1
 USER_MISTAKE = 2
@@ -77,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except QuireError as error:
-        print(f"quire: error: {error}", file=sys.stderr)
+        text = str(error)
+        # a value out of somebody's file may be as long as it likes
+        print(f"quire: error: {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}", file=sys.stderr)
         return USER_MISTAKE if isinstance(error, UserError) else ENGINE_FAILED
     except OSError as error:
         # a name that is too long for a file, a disk that is full
