@@ -259,6 +259,20 @@ def test_nobody_waits_for_what_cannot_be_kept(fakes, tmp_path, caplog, monkeypat
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_disk_that_is_full_in_the_end_keeps_what_was_measured_for_this_start(fakes, tmp_path, caplog, monkeypatch):
+    write = tuning.write
+
+    def write_few(file, findings, facts):
+        if findings.choices:
+            raise OSError(28, "No space left on device")
+        write(file, findings, facts)
+
+    monkeypatch.setattr(tuning, "write", write_few)
+    assert apply(fakes, tmp_path / "tuning-1.json", fakes.probes) == "a=2"
+    assert fakes.chosen == {"a": 2}
+    assert "serves this start alone: [Errno 28] No space left on device" in caplog.text
+
+
 def test_starts_that_are_ended_while_they_measure_are_counted(fakes, tmp_path):
     file = tmp_path / "tuning-1.json"
 
