@@ -135,6 +135,17 @@ def test_gradients_of_an_adapter_follow_from_those_of_the_merged_weights(tmp_pat
         torch.testing.assert_close(parameter.grad, expected, atol=bound, rtol=0, msg=name)
 
 
+def test_without_its_adapter_the_model_itself_speaks(tmp_path: Path):
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    adapter = make_adapter(tmp_path / "adapter", path, seed=1, rank=4, targets=("q_proj", "down_proj"))
+    alone, trained = load(path), load(path, lora=LoRA.of(str(adapter)))
+    with torch.no_grad():
+        for ask in (TrainedModel.logits, TrainedModel.logprobs):
+            expected = torch.cat(ask(alone, sequences()))
+            assert torch.equal(torch.cat(ask(trained, sequences(), with_adapter=False)), expected)
+            assert not torch.allclose(torch.cat(ask(trained, sequences())), expected)
+
+
 def test_what_is_no_adapter_of_this_model_is_refused(tmp_path: Path):
     path = make_checkpoint(tmp_path / "llama", "llama")
     trained = load(path, lora=LoRA(rank=2))
