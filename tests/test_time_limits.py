@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SETTINGS = {
     "pytest.ini": "[pytest]\ntimeout = 2\nmarkers = nightly\n",
-    "conftest.py": "from tests.support import time_limits\ntime_limits.GRACE_SECONDS = 2.0\n",
+    "conftest.py": "from tests.support import time_limits\ntime_limits.GRACE_SECONDS = 3.0\n",
 }
 FILES = {
     "test_a_waits.py": """

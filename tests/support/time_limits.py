@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
-import threading
-import traceback
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -42,9 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
 
 
-# ---- when a process is ended
-
-
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     item.stash[_limit] = settings.timeout
     _end_later(item)
@@ -67,35 +60,9 @@ def _end_later(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
-    """xdist hands out again, file by file, all that the ended process ever had. The same test would end the next one;
-    and a process to which a file without an open test is handed out never asks for another."""
-    files: dict[str, dict[str, bool]] = getattr(sched, "workqueue", {})
-    for file, is_done in list(files.items()):
-        is_done.pop(crashitem, None)
-        if all(is_done.values()):
-            del files[file]
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.file_scheduling import FileScheduling
 
-
-# ---- what is reported
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The report has the stack of the test; whom it waits for is in another thread."""
-    is_late = call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value)
-    if is_late:
-        faulthandler.cancel_dump_traceback_later()
-    report = yield
-    if is_late:
-        report.sections.append(("Stacks of the other threads", _stacks_of_others()))
-    return report
-
-
-def _stacks_of_others() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = []
-    for number, frame in sys._current_frames().items():
-        if number != threading.get_ident():
-            stacks.append(f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}")
-    return "\n".join(stacks)
+    return FileScheduling(config, log)
