@@ -49,10 +49,11 @@ class Format:
         """A random weight."""
         if self.bits == 0:
             return kernels.pack_weight((torch.randn(num_rows, num_columns) * 0.02).to(self.dtype))
-        low, high, kind = (-128, 128, torch.int8) if self.bits == 8 else (0, 16, torch.uint8)
+        most = 2 ** (self.bits - 1)
+        low, high, kind = (0, 16, torch.uint8) if self.bits == 4 else (-most, most, torch.int8)
         values = torch.randint(low, high, (num_rows, num_columns), dtype=kind)
         scales = torch.rand(num_rows, num_columns // self.group if self.group else 1) * 0.001 + 0.001
-        offsets = None if self.bits == 8 else -8 * scales
+        offsets = -8 * scales if self.bits == 4 else None
         return kernels.pack_quantized(values, scales, offsets, bits=self.bits, weight_only=self.weight_only)
 
 
@@ -61,6 +62,7 @@ FORMATS = {
     "bfloat16": Format("bfloat16"),
     "int8": Format("int8", bits=8),
     "int8-g32": Format("int8", bits=8, group=32),
+    "int6-g32": Format("int8", bits=6, group=32),
     "int4-g32": Format("int8", bits=4, group=32),
     "int4-g128": Format("int8", bits=4, group=128),
     "int8-weight-only": Format("bfloat16", bits=8, weight_only=True),
@@ -73,7 +75,7 @@ def rival(form: Format, num_rows: int, num_columns: int, x: Tensor) -> Callable[
     if form.bits == 0:
         weight = torch.ops.mkldnn._reorder_linear_weight((torch.randn(num_rows, num_columns) * 0.02).to(x.dtype), 64)
         return lambda: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    if form.bits == 4 or form.group or form.weight_only:
+    if form.bits != 8 or form.group or form.weight_only:
         return None
     codes = torch.randint(-128, 128, (num_rows, num_columns), dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(codes, None)

@@ -37,7 +37,8 @@ class QuantizedCase:
     scale: float = 0.01
 
     def __str__(self) -> str:
-        kind = f"{'s' if self.is_signed else 'u'}int8" if self.bits == 8 else "fp4" if self.is_signed else "int4"
+        of_4_bits = "fp4" if self.is_signed else "int4"
+        kind = of_4_bits if self.bits == 4 else f"{'s' if self.is_signed else 'u'}int{self.bits}"
         name = f"{kind}-{self.shape[0]}x{self.shape[1]}-g{self.num_groups}-{self.zeros}"
         return name + "-weight_only" * self.is_weight_only + f"-{self.scale:g}" * (self.scale != 0.01)
 
@@ -45,9 +46,9 @@ class QuantizedCase:
         """Values, scales and offsets. Scales and zeros have no more bits than any home keeps."""
         generator = torch.Generator().manual_seed(0)
         (num_rows, num_columns), groups = self.shape, self.num_groups
-        low, high, dtype = (0, 16, torch.uint8) if self.bits == 4 else (0, 256, torch.uint8)
+        low, high, dtype = 0, 2**self.bits, torch.uint8
         if self.is_signed:
-            low, high, dtype = -128, 128, torch.int8
+            low, high, dtype = -high // 2, high // 2, torch.int8
         values = torch.randint(low, high, (num_rows, num_columns), generator=generator).to(dtype)
         if self.bits == 4 and self.is_signed:
             values = torch.tensor(FP4_VALUES, dtype=dtype)[values.long() % len(FP4_VALUES)]
@@ -65,7 +66,7 @@ class QuantizedCase:
 QUANTIZED_CASES = (
     *(
         QuantizedCase(bits, shape, groups, zeros, is_signed, is_weight_only)
-        for bits, is_signed in ((8, True), (8, False), (4, False), (4, True))
+        for bits, is_signed in ((8, True), (8, False), (6, True), (6, False), (4, False), (4, True))
         for is_weight_only in (False, True)
         for shape, groups, zeros in (
             ((1, 4), 1, "none"),
@@ -81,6 +82,7 @@ QUANTIZED_CASES = (
         )
     ),
     QuantizedCase(4, (33, 256), 8, "each", False, scale=1e-20),  # scales that float16 alone cannot hold
+    QuantizedCase(6, (33, 256), 8, "none", True, scale=1e-20),
     QuantizedCase(8, (33, 256), 8, "none", True, scale=1e9),
 )
 

@@ -42,6 +42,8 @@ WEIGHTS = {
     "int4": QuantizedCase(4, SHAPE, 97, "each", False),
     "int8 weight-only": QuantizedCase(8, SHAPE, is_weight_only=True),
     "int4 weight-only": QuantizedCase(4, SHAPE, 97, "fractions", False, is_weight_only=True),
+    "int6": QuantizedCase(6, SHAPE, 97),
+    "int6 weight-only": QuantizedCase(6, SHAPE, 3, "fractions", is_weight_only=True),
     "fp4": QuantizedCase(4, SHAPE, 97),
     "fp4 weight-only": QuantizedCase(4, SHAPE, 97, is_weight_only=True),
 }
@@ -78,7 +80,9 @@ def test_a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads
 SHORT_SEGMENTS = QuantizedCase(8, (70, 1152), 6, "fractions")
 
 
-@pytest.mark.parametrize("kind", [WEIGHTS["int8"], WEIGHTS["int8 groups"], WEIGHTS["int4"], SHORT_SEGMENTS], ids=str)
+@pytest.mark.parametrize(
+    "kind", [WEIGHTS["int8"], WEIGHTS["int8 groups"], WEIGHTS["int4"], WEIGHTS["int6"], SHORT_SEGMENTS], ids=str
+)
 def test_integers_are_the_same_on_every_instruction_set(kind):
     if not cpu.load():
         pytest.skip("no C++ kernels here")
@@ -92,7 +96,22 @@ def test_integers_are_the_same_on_every_instruction_set(kind):
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, WEIGHTS["int8"], SHORT_SEGMENTS], ids=str)
+@pytest.mark.parametrize("is_weight_only", [False, True])
+@pytest.mark.parametrize("zeros", ["none", "each"])
+def test_six_bits_give_the_same_results_as_eight(product_kernels, zeros, is_weight_only):
+    values, scales, offsets = QuantizedCase(6, SHAPE, 97, zeros).make()
+    x = contracts.inputs(30, SHAPE[1], torch.float32)
+    narrow, wide = (
+        product_kernels.pack_quantized(values, scales, offsets, bits=bits, weight_only=is_weight_only)
+        for bits in (6, 8)
+    )
+    assert torch.equal(product_kernels.unpack_weight(narrow), product_kernels.unpack_weight(wide))
+    for count in (1, 3, 30):
+        results = (product_kernels.packed_linear(x[:count], packed, None, SHAPE[0]) for packed in (narrow, wide))
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, WEIGHTS["int8"], WEIGHTS["int6"], SHORT_SEGMENTS], ids=str)
 def test_a_row_has_the_same_bits_among_any_number_of_others(product_kernels, kind):
     packed = packed_weight(kind)
     num_rows, num_columns = SHAPE if isinstance(kind, torch.dtype) else kind.shape
@@ -200,7 +219,9 @@ def test_what_cannot_be_quantized_is_refused(product_kernels):
         ((values, torch.ones(4, 12), None, 8), "multiple of 4"),
         ((values, torch.ones(4, 5), None, 8), "multiple of 4"),
         ((values + 5, scales, None, 4), "0, 1, 2, 3"),
-        ((values, scales, None, 5), "4 or 8"),
+        ((values, scales, None, 5), "4, 6 or 8"),
+        ((values + 32, scales, None, 6), "-32 to 31"),
+        ((values.to(torch.uint8) + 64, scales, None, 6), "0 to 63"),
         ((values.float(), scales, None, 8), "int8 or uint8"),
         ((values[:, :0].contiguous(), scales, None, 8), "at least one input"),
         ((values, scales.double(), None, 8), "scales must be"),

@@ -20,6 +20,7 @@ KINDS = {
     "int8 groups": QuantizedCase(8, (ROWS, INPUTS), 32, "each"),
     "int4": QuantizedCase(4, (ROWS, INPUTS), 16, "each", False),
     "int4 weight-only": QuantizedCase(4, (ROWS, INPUTS), 32, "fractions", False, is_weight_only=True),
+    "int6": QuantizedCase(6, (ROWS, INPUTS), 64, "each"),
     "fp4": QuantizedCase(4, (ROWS, INPUTS), 32),
 }
 

@@ -29,6 +29,7 @@ WEIGHTS = {
     "int4": QuantizedCase(4, SHAPE, 23, "each", False),
     "fp4": QuantizedCase(4, SHAPE, 23),
     "int4 weight-only": QuantizedCase(4, SHAPE, 23, "fractions", False, is_weight_only=True),
+    "int6": QuantizedCase(6, SHAPE, 23),
 }
 # So few that panels are walked side by side; tiles of the matrix unit and of vectors; several blocks.
 ROWS = (1, 3, 5, 40, 200)

@@ -98,6 +98,7 @@ class Block {
       case WeightFormat::int8: return add_quantized<WeightFormat::int8>(data);
       case WeightFormat::int4: return add_quantized<WeightFormat::int4>(data);
       case WeightFormat::fp4: return add_quantized<WeightFormat::fp4>(data);
+      case WeightFormat::int6: return add_quantized<WeightFormat::int6>(data);
       case WeightFormat::float32: return add_stored<Float32>(data);
       case WeightFormat::bfloat16:
 #if defined(QUIRE_MULTIPLIES_PAIRS)
@@ -210,7 +211,8 @@ class Block {
       Ahead fetched = ahead(panel + w_.panel_bytes, w_.panel_bytes, w_.words, tile, rows);
       for (int pass = 0; pass < PASSES; ++pass) {
         const int column = pass * Codes<F>::step;
-        add[rows](w_, x, group + column * 2, group + w_.group_head_bytes + column * 4, sums + column, fetched);
+        const char* codes = group + w_.group_head_bytes + pass * Codes<F>::pass_bytes;
+        add[rows](w_, x, group + column * 2, codes, sums + column, fetched);
         fetched.lines = 0;
       }
     });

@@ -2,7 +2,7 @@
 //
 // A packed weight is a tensor of bytes that describes itself: a header of 64 bytes, then panels of 32 output columns
 // (rows of the weight). A panel holds one word of 32 bits for each column, then the next word: a word is one float, two
-// 16-bit floats or four 8-bit values; with 4-bit values 16 bits are enough for the same four.
+// 16-bit floats or four 8-bit values; with values of 4 or 6 bits 16 or 24 bits are enough for the same four.
 //
 //   panel:   [column scales]   32 floats, if the format has one scale for each column
 //            group 0:   [scales]  [zeros]     32 float16 each, if the format has groups; zeros if the weight has any
@@ -11,7 +11,9 @@
 //
 // Four bits: byte b of the 64 of a word holds a value of column b / 4 in its lower half, of column 16 + b / 4 in its
 // upper half. Where these are floats (fp4: E2M1, as in MXFP4), they are looked up in FP4_CODES on the way into the
-// arithmetic, which then sees whole numbers as of any other format. All instruction sets share this layout.
+// arithmetic, which then sees whole numbers as of any other format. Six bits: the same for the lower four, and behind
+// each 32 of these bytes 16 with the other two bits of their values. Byte i has those of bytes i and 16 + i, first of
+// the values in lower halves, then of those in upper ones. All instruction sets share this layout.
 #pragma once
 
 #include "kernels.h"
@@ -22,7 +24,7 @@ constexpr int PANEL_COLUMNS = 32;
 // Activations that become 8-bit share a scale over so many inputs of a token.
 constexpr int QUANTIZED_TOGETHER = 128;
 
-enum class WeightFormat : int32_t { float32, bfloat16, float16, int8, int4, fp4 };
+enum class WeightFormat : int32_t { float32, bfloat16, float16, int8, int4, fp4, int6 };
 enum class PackedLayout : int32_t { rows, panels };  // `rows` is the reference's own, in plain PyTorch
 
 struct PackedHeader {
@@ -60,7 +62,8 @@ struct PackedView {
   int64_t slice_bytes;  // from where a panel begins in `data` to the end of its words
 
   bool is_quantized() const { return format >= WeightFormat::int8; }
-  bool has_4_bits() const { return format >= WeightFormat::int4; }
+  // Whether values have fewer bits than a byte.
+  bool is_narrow() const { return format >= WeightFormat::int4; }
 };
 
 // The view of a header that was checked; `data` is what follows the header, or null.

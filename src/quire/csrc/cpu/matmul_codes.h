@@ -51,7 +51,7 @@ template <> struct Decoder<BFloat16, WeightFormat::int8> {
   }
 };
 
-// Both formats of 4 bits: their codes are below 128.
+// All formats of fewer bits: their codes are below 128.
 template <WeightFormat F> struct Decoder<BFloat16, F> {
   static constexpr int num_words = 2;
   QUIRE_INLINE float excess(const PackedView& w) { return 128 + static_cast<float>(w.zero_point); }
@@ -155,7 +155,7 @@ static void decode_codes(const PackedView& w, const char* from, int64_t words, f
   for (int64_t i = 0; i < words; ++i, from += w.word_bytes, to += D::num_words * PANEL_COLUMNS) {
     for (int pass = 0; pass < PASSES; ++pass) {
       const int column = pass * Codes<F>::step;
-      const auto codes = Codes<F>::load(from + column * 4);
+      const auto codes = Codes<F>::load(from + pass * Codes<F>::pass_bytes);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         vf decoded[D::num_words];

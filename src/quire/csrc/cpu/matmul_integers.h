@@ -6,19 +6,19 @@
 
 namespace quire::QUIRE_ISA {
 
-// Two vectors of codes: with eight bits the words of 2 * W columns side by side, with four the two halves of every byte.
+// Two vectors of codes: of eight bits the words of 2 * W columns side by side, of fewer those in both halves of a byte.
 template <WeightFormat F> struct Codes;
 template <> struct Codes<WeightFormat::int8> {
   static constexpr int distance = W;  // of the columns of both vectors
   static constexpr int step = 2 * W;  // from a pass over a panel to the next
-  static constexpr int64_t word_bytes = PANEL_COLUMNS * 4;
+  static constexpr int64_t word_bytes = PANEL_COLUMNS * 4, pass_bytes = step * 4;  // from word to word, pass to pass
   vi bytes[2];
   QUIRE_INLINE Codes load(const char* p) { return {{load_integers(p), load_integers(p + W * 4)}}; }
 };
 template <> struct Codes<WeightFormat::int4> {
   static constexpr int distance = PANEL_COLUMNS / 2;
   static constexpr int step = W;
-  static constexpr int64_t word_bytes = PANEL_COLUMNS * 2;
+  static constexpr int64_t word_bytes = PANEL_COLUMNS * 2, pass_bytes = step * 4;
   vi bytes[2];
   QUIRE_INLINE Codes load(const char* p) {
     const vi both = load_integers(p), mask = all_lanes(0x0f0f0f0f);
@@ -30,6 +30,16 @@ template <> struct Codes<WeightFormat::fp4> : Codes<WeightFormat::int4> {
     const auto halves = Codes<WeightFormat::int4>::load(p);
     const vi table = sixteen_bytes(FP4_CODES);
     return {{{look_up(table, halves.bytes[0]), look_up(table, halves.bytes[1])}}};
+  }
+};
+template <> struct Codes<WeightFormat::int6> : Codes<WeightFormat::int4> {
+  static constexpr int64_t word_bytes = PANEL_COLUMNS * 3, pass_bytes = word_bytes / 2;
+  QUIRE_INLINE Codes load(const char* p) {
+    const vi lower = load_pieces(p, pass_bytes), lower_mask = all_lanes(0x0f0f0f0f), upper_mask = all_lanes(0x30303030);
+    // of each byte bits 0 and 1 belong to the value in the lower half, 4 and 5 to the one in the upper half
+    const vi upper = shift_second_halves(load_halves_twice(p + 32, pass_bytes), 2);
+    return {{{select_or(shift_left(upper, 4), upper_mask, lower & lower_mask),
+              select_or(upper, upper_mask, shift_right(lower, 4) & lower_mask)}}};
   }
 };
 

@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t HEAD = sizeof(PackedHeader);
-constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4, 4};
+constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4, 4, 4};
 // Not the code of any number.
 constexpr uint8_t NO_CODE = 0x80;
 
@@ -115,14 +115,44 @@ bool have_one_zero_point(const QuantizedWeight& weight, int* zero_point) {
   return true;
 }
 
-// Two words of 32 columns with four codes each, one after the other, become one: the second half of the columns goes to
-// the upper halves of the bytes of the first.
-void join_halves(const char* words, int64_t count, char* to) {
-  for (int64_t i = 0; i < count; ++i, words += PANEL_COLUMNS * 4, to += PANEL_COLUMNS * 2) {
-    for (int b = 0; b < PANEL_COLUMNS * 2; ++b) {
-      to[b] = static_cast<char>((words[b] & 15) | (words[b + PANEL_COLUMNS * 2] << 4));
+// Bytes of a word with the lower four bits of the codes of so many columns and elements, and of as many of the second
+// half of the columns; with six bits half as many follow, with the other two.
+constexpr int64_t PIECE = 32;
+
+// Words of a byte a code become words of fewer bits.
+void join_codes(const PackedView& view, const char* words, char* to) {
+  for (int64_t i = 0; i < 2 * view.group_words; ++i, to += view.word_bytes / 2) {
+    const char* first = words + i / 2 * PANEL_COLUMNS * 4 + i % 2 * PIECE;
+    const char* second = first + 2 * PIECE;
+    for (int b = 0; b < PIECE; ++b) to[b] = static_cast<char>((first[b] & 15) | (second[b] << 4));
+    if (view.format != WeightFormat::int6) continue;
+    for (int b = 0; b < PIECE / 2; ++b) {
+      const int of_first = first[b] >> 4 | first[b + PIECE / 2] >> 4 << 2;
+      const int of_second = (second[b] & 0x30) | (second[b + PIECE / 2] & 0x30) << 2;
+      to[PIECE + b] = static_cast<char>(of_first | of_second);
     }
   }
+}
+
+// The code of a column in such a word.
+int code_at(const PackedView& view, const char* word, int64_t column, int64_t element) {
+  const int64_t byte = column * 4 + element, in_piece = byte % PIECE, shift = byte / (2 * PIECE) * 4;
+  const uint8_t* piece = reinterpret_cast<const uint8_t*>(word) + byte / PIECE % 2 * (view.word_bytes / 2);
+  const int code = piece[in_piece] >> shift & 15;
+  if (view.format != WeightFormat::int6) return code;
+  const int64_t upper_shift = shift + in_piece / (PIECE / 2) * 2;
+  return code | (piece[PIECE + in_piece % (PIECE / 2)] >> upper_shift & 3) << 4;
+}
+
+// Whether all of them have six bits; then they are replaced by codes from 0 on.
+bool become_int6(char* bytes, int64_t count, bool are_signed) {
+  uint8_t all = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t code = static_cast<uint8_t>(bytes[i] + (are_signed ? 32 : 0));
+    all |= code;
+    bytes[i] = static_cast<char>(code);
+  }
+  return all < 64;
 }
 
 // Whether all of them are twice the value of some 4-bit float; then they are replaced by its code.
@@ -163,8 +193,9 @@ PackedHeader float_header(DType dtype, int64_t rows, int64_t columns) {
 
 PackedHeader quantized_header(const QuantizedWeight& weight, int bits, bool is_weight_only) {
   const WeightFormat of_4_bits = weight.are_signed ? WeightFormat::fp4 : WeightFormat::int4;
-  PackedHeader header = header_of(bits == 8 ? WeightFormat::int8 : of_4_bits, weight.rows, weight.columns);
-  header.zero_point = header.format == WeightFormat::fp4 ? FP4_ZERO_POINT : weight.are_signed ? 128 : 0;
+  const WeightFormat format = bits == 8 ? WeightFormat::int8 : bits == 6 ? WeightFormat::int6 : of_4_bits;
+  PackedHeader header = header_of(format, weight.rows, weight.columns);
+  header.zero_point = format == WeightFormat::fp4 ? FP4_ZERO_POINT : weight.are_signed ? 1 << (bits - 1) : 0;
   header.flags = is_weight_only ? IS_WEIGHT_ONLY : 0;
   int zero_point = 0;
   if (weight.offsets != nullptr && have_one_zero_point(weight, &zero_point)) {
@@ -199,7 +230,7 @@ PackedView view_of(const PackedHeader& header, char* data) {
   view.rows = header.num_rows, view.columns = header.num_columns;
   view.num_panels = (view.rows + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
   view.values_per_word = VALUES_PER_WORD[static_cast<int>(header.format)];
-  view.word_bytes = view.has_4_bits() ? PANEL_COLUMNS * 2 : PANEL_COLUMNS * 4;
+  view.word_bytes = PANEL_COLUMNS * (view.format == WeightFormat::int6 ? 3 : view.is_narrow() ? 2 : 4);
   view.zero_point = header.zero_point;
   view.scale_unit = std::ldexp(1.0f, header.exponent);
   view.words = (view.columns + view.values_per_word - 1) / view.values_per_word;
@@ -253,8 +284,8 @@ const char* fault_of(const PackedHeader& header, int64_t bytes) {
   const int format = static_cast<int>(header.format);
   // The products of sizes below the greatest fit into 64 bits.
   constexpr int64_t greatest = int64_t{1} << 28;
-  if (format < 0 || format > 5 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
-      header.num_rows > greatest || header.num_columns > greatest ||
+  if (format < 0 || format > static_cast<int>(WeightFormat::int6) || header.num_rows < 0 || header.num_columns < 0 ||
+      header.group < 0 || header.num_rows > greatest || header.num_columns > greatest ||
       (header.group % 4 != 0 && header.group != header.num_columns) ||
       (header.format >= WeightFormat::int8 && header.num_columns == 0) ||
       (header.group > 0 && header.num_columns % header.group != 0)) {
@@ -297,10 +328,11 @@ bool pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begi
                       : nullptr;
       }
       const int64_t word_bytes = to.group_words * PANEL_COLUMNS * 4;
-      char* words = to.has_4_bits() ? wide.get() : data;
+      char* words = to.is_narrow() ? wide.get() : data;
       pack_rows(rows, bytes, to.group_words, words);
       if (to.format == WeightFormat::fp4) are_codes = become_fp4(words, word_bytes) && are_codes;
-      if (to.has_4_bits()) join_halves(words, to.group_words, data);
+      if (to.format == WeightFormat::int6) are_codes = become_int6(words, word_bytes, from.are_signed) && are_codes;
+      if (to.is_narrow()) join_codes(to, words, data);
       for (int64_t b = 0; from.are_signed && to.format == WeightFormat::int8 && b < word_bytes; ++b) data[b] ^= '\x80';
       data += to.group_words * to.word_bytes;
     }
@@ -319,16 +351,14 @@ void unpack_codes(const PackedView& weight, const char* panel, int64_t column, f
   float scale = 1, zero = 0;
   if (weight.panel_head_bytes > 0) std::memcpy(&scale, panel + column * 4, 4);
   const char* data = panel + weight.panel_head_bytes;
-  const int64_t half_panel = PANEL_COLUMNS / 2;
   for (int64_t group = 0, k = 0; group < weight.num_groups; ++group, data += weight.group_bytes) {
     if (weight.group_head_bytes > 0) scale = float_at(data) * weight.scale_unit;
     if (weight.has_zeros) zero = float_at(data + PANEL_COLUMNS * 2);
     const char* words = data + weight.group_head_bytes;
     for (int64_t end = min64(k + weight.group, weight.columns), in_group = 0; k < end; ++k, ++in_group) {
       const char* word = words + in_group / 4 * weight.word_bytes;
-      const bool is_half = weight.has_4_bits();
-      int code = static_cast<uint8_t>(word[(is_half ? column % half_panel : column) * 4 + in_group % 4]);
-      if (is_half) code = column < half_panel ? code & 15 : code >> 4;
+      int code = weight.is_narrow() ? code_at(weight, word, column, in_group % 4)
+                                    : static_cast<uint8_t>(word[column * 4 + in_group % 4]);
       if (weight.format == WeightFormat::fp4) code = FP4_CODES[code];
       to[k] = scale * (static_cast<float>(code - weight.zero_point) - zero);
     }

@@ -125,7 +125,7 @@ Tensor pack_weight_op(const Tensor& any_weight) {
 
 Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::optional<Tensor> offsets, int64_t bits,
                          bool weight_only) {
-  STD_TORCH_CHECK(bits == 4 || bits == 8, "bits must be 4 or 8, not ", bits);
+  STD_TORCH_CHECK(bits == 4 || bits == 6 || bits == 8, "bits must be 4, 6 or 8, not ", bits);
   const bool are_signed = values.scalar_type() == ScalarType::Char;
   STD_TORCH_CHECK(values.dim() == 2 && values.is_contiguous() && values.is_cpu() &&
                       (are_signed || values.scalar_type() == ScalarType::Byte),
@@ -153,7 +153,8 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   over_panels(view, [&](int64_t begin, int64_t end) {
     if (!pack_panels(from, view, begin, end)) are_codes = false;
   });
-  STD_TORCH_CHECK(are_codes, "values of 4 bits in int8 must be 0, 1, 2, 3, 4, 6, 8, 12 or their negatives");
+  STD_TORCH_CHECK(are_codes, bits == 6 ? "values of 6 bits must be -32 to 31, or 0 to 63 in uint8"
+                                       : "values of 4 bits in int8 must be 0, 1, 2, 3, 4, 6, 8, 12 or their negatives");
   return packed;
 }
 

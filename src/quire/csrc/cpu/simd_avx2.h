@@ -129,6 +129,11 @@ QUIRE_INLINE vi sixteen_bytes(const void* p) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
 QUIRE_INLINE vi look_up(vi table, vi codes) { return _mm256_shuffle_epi8(table, codes); }
+QUIRE_INLINE vi load_pieces(const char* p, int) { return load_integers(p); }
+QUIRE_INLINE vi load_halves_twice(const char* p, int) { return sixteen_bytes(p); }
+QUIRE_INLINE vi shift_second_halves(vi a, int n) {
+  return _mm256_srlv_epi32(a, _mm256_setr_epi32(0, 0, 0, 0, n, n, n, n));
+}
 
 QUIRE_INLINE vi as_integers(vf a) { return _mm256_castps_si256(a); }
 QUIRE_INLINE vi plus(vi a, vi b) { return _mm256_add_epi32(a, b); }

@@ -135,6 +135,18 @@ QUIRE_INLINE vi sixteen_bytes(const void* p) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
 QUIRE_INLINE vi look_up(vi table, vi codes) { return _mm512_shuffle_epi8(table, codes); }
+// Pieces of 32 bytes that lie so far apart, as many as fill a vector; and 16 bytes each, twice.
+QUIRE_INLINE vi load_pieces(const char* p, int distance) {
+  const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + distance));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+}
+QUIRE_INLINE vi load_halves_twice(const char* p, int distance) {
+  const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + distance));
+  return _mm512_mask_broadcast_i32x4(sixteen_bytes(p), 0xff00, second);
+}
+// The second 16 of each 32 bytes, as 32-bit integers.
+QUIRE_INLINE vi shift_second_halves(vi a, int n) { return _mm512_mask_srli_epi32(a, 0xf0f0, a, n); }
 
 QUIRE_INLINE vi as_integers(vf a) { return _mm512_castps_si512(a); }
 QUIRE_INLINE vi plus(vi a, vi b) { return _mm512_add_epi32(a, b); }

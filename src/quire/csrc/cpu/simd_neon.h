@@ -189,6 +189,9 @@ QUIRE_INLINE vi look_up(vi table, vi codes) {
   };
   return {found(table.low, codes.low), found(table.high, codes.high)};
 }
+QUIRE_INLINE vi load_pieces(const char* p, int) { return load_integers(p); }
+QUIRE_INLINE vi load_halves_twice(const char* p, int) { return sixteen_bytes(p); }
+QUIRE_INLINE vi shift_second_halves(vi a, int n) { return {a.low, a.high >> n}; }
 QUIRE_INLINE vi four_words(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32x4_t words = {a, b, c, d};
   return {words, words};

@@ -13,11 +13,11 @@ namespace quire {
 // Panels that are walked side by side at most, with one tile of few rows.
 constexpr int MOST_PANELS = 4;
 
-// A number for each kind of what panels hold: floats, codes of 8 bits, codes of 4.
+// A number for each kind of what panels hold: floats, codes of 8 bits, codes of fewer.
 struct ByContent {
   int64_t floats, codes_8, codes_4;
   int64_t of(const PackedView& w) const {
-    return w.has_4_bits() ? codes_4 : w.format == WeightFormat::int8 ? codes_8 : floats;
+    return w.is_narrow() ? codes_4 : w.format == WeightFormat::int8 ? codes_8 : floats;
   }
 };
 

@@ -17,10 +17,10 @@ def pack_quantized(
 ) -> Tensor:
     """A packed copy of a quantised weight: scales * values + offsets, with a scale for each K / G inputs.
 
-    `values_NK` has a byte for each value, int8 or unsigned; `bits` is 4 (codes 0 to 15, or
-    int8: twice the values of 4-bit floats) or 8. A group of inputs is a
-    multiple of 4. Unless `weight_only`, activations are rounded to 8 bits on the way, with a scale for each token and
-    128 inputs, and integers are multiplied.
+    `values_NK` has a byte for each value, int8 or unsigned; `bits` is 4 (codes 0 to 15, or int8: twice the values of
+    4-bit floats), 6 (-32 to 31, or codes 0 to 63) or 8. A group of inputs is a multiple of 4. Unless `weight_only`,
+    activations are rounded to 8 bits on the way, with a scale for each token and 128 inputs, and integers are
+    multiplied.
     """
     return operators.pack_quantized(values_NK, scales_NG, offsets_NG, bits, weight_only)
 

@@ -20,7 +20,7 @@ _VERSION = 1
 ROWS_LAYOUT = 0
 # a dtype, the bits of a whole number, or the 4-bit floats E2M1, of which twice the value is kept as a whole number
 FP4 = "fp4"
-FORMATS = (torch.float32, torch.bfloat16, torch.float16, 8, 4, FP4)
+FORMATS = (torch.float32, torch.bfloat16, torch.float16, 8, 4, FP4, 6)
 FP4_VALUES = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12)
 _HAS_OFFSETS, _IS_WEIGHT_ONLY, _HAS_HALF_SCALES = 1, 2, 4
 

@@ -1,7 +1,7 @@
 """How a packed weight lies on a GPU: row by row, as a tile of some outputs and some inputs reads it.
 
     header    64 bytes, as every home has it (`reference/packed_format.py`), with the number of this layout
-    values    [N, pitch]: floats as they are, 8-bit codes as int8, two 4-bit codes a byte
+    values    [N, pitch]: floats as they are, codes of 8 and of 6 bits as int8, two 4-bit codes a byte
     scales    float32 [G, N], then offsets [G, N] if there are any; groups without offsets have float16 if it holds them
 
 A row is filled up with zeros to a multiple of 128 inputs, the whole to a multiple of 16 bytes. Of 4-bit codes byte j of
@@ -122,6 +122,7 @@ def pack_quantized(
     """A quantised weight in this layout; see the reference for what the arguments are."""
     is_signed = values_NK.dtype == torch.int8
     is_fp4 = is_signed and bits == 4
+    bits = 8 if bits == 6 else bits
     if bits == 8:
         stored_NK = values_NK if is_signed else (values_NK.int() - 128).to(torch.int8)
     else:
