@@ -39,9 +39,9 @@ class Form:
 
 # types that are not here become floats
 _FORMS = {
-    "Q4_0": Form(4, 32, 8), "Q4_1": Form(4, 32, None), "Q4_K": Form(4, 32, None), "Q5_0": Form(8, 32),
-    "Q5_1": Form(8, 32, None), "Q5_K": Form(8, 32, None), "Q8_0": Form(8, 32), "Q6_K": Form(8, 16), "Q3_K": Form(8, 16),
-    "Q2_K": Form(8, 16, None), "IQ4_NL": Form(8, 32), "IQ4_XS": Form(8, 32), "MXFP4": Form(4, 32, are_floats=True),
+    "Q4_0": Form(4, 32, 8), "Q4_1": Form(4, 32, None), "Q4_K": Form(4, 32, None), "Q5_0": Form(6, 32),
+    "Q5_1": Form(6, 32, None), "Q5_K": Form(6, 32, None), "Q8_0": Form(8, 32), "Q6_K": Form(6, 16), "Q3_K": Form(6, 16),
+    "Q2_K": Form(6, 16, None), "IQ4_NL": Form(8, 32), "IQ4_XS": Form(8, 32), "MXFP4": Form(4, 32, are_floats=True),
 }  # fmt: skip
 _LAYER = re.compile(r"(blk\.\d+)\.(attn_[qkv]|ffn_(?:gate|up)(_exps|_shexp|\.\d+)?)\.weight")
 _EXPERTS = re.compile(r"blk\.\d+\.ffn_(?:gate|up|gate_up|down)(?:_exps|\.\d+)\.weight")
@@ -80,8 +80,9 @@ def gguf_embedding_bytes(file: GGUFFile, dtype: str) -> float:
 
 def scheme_form(scheme: str, num_inputs: int, *, is_head: bool = False) -> Form:
     """What a scheme makes of floats."""
-    has_4_bits = scheme.startswith("int4") and not is_head and num_inputs % _LEAST_GROUP_OF_4_BITS == 0
-    return Form(4, _LEAST_GROUP_OF_4_BITS, 8) if has_4_bits else Form(8, num_inputs)
+    if not scheme.startswith("int4") or num_inputs % _LEAST_GROUP_OF_4_BITS:
+        return Form(8, num_inputs)
+    return Form(6, _LEAST_GROUP_OF_4_BITS) if is_head else Form(4, _LEAST_GROUP_OF_4_BITS, 8)
 
 
 def _loaded(file: GGUFFile, latent: LatentShape | None, scheme: str | None) -> Iterator[_Matrix]:
@@ -129,7 +130,7 @@ def _rounded(matrix: _Matrix, file: GGUFFile, scheme: str) -> _Matrix:
     if is_looked_up or name.rpartition(".")[2] in _NEVER_ROUNDED:
         return matrix
     is_head = name in ("output", "token_embd")
-    most = 4 if scheme.startswith("int4") and not is_head else 8
+    most = (6 if is_head else 4) if scheme.startswith("int4") else 8
     if matrix.form is not None and matrix.form.bits <= most:
         return matrix
     form = scheme_form(scheme, matrix.num_inputs, is_head=is_head)
@@ -146,7 +147,7 @@ def _joined(forms: list[Form | None]) -> Form | None:
     has_4_bits = are_alike and kept[0].bits == 4 and group >= _LEAST_GROUP_OF_4_BITS
     zero_points = {form.zero_point for form in kept}
     return Form(
-        bits=4 if has_4_bits else 8,
+        bits=4 if has_4_bits else max(6, *(form.bits for form in kept)),
         group=group,
         zero_point=zero_points.pop() if len(zero_points) == 1 else None,
         are_floats=has_4_bits and kept[0].are_floats,

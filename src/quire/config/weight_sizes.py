@@ -16,8 +16,8 @@ from quire.config.quantization import SCHEMES, declared_quantization, format_of
 from quire.errors import OptionError
 
 _MXFP4 = Form(4, 32, are_floats=True)
-# 4-bit floats in groups of 16 are packed as codes of 8 bits; in float32 they are floats
-_NVFP4 = Form(8, 16)
+# 4-bit floats in groups of 16 are packed as codes of 6 bits; in float32 they are floats
+_NVFP4 = Form(6, 16)
 
 
 def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from quire.worker.layers.ranks import tensor_parallel
 
 def make(num_rows=6, num_columns=128, group=32, bits=4, *, has_offsets=True, weight_only=True, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-(2 ** (bits - 1)), 2 ** (bits - 1), torch.int8)
     values = torch.randint(low, high, (num_rows, num_columns), generator=generator).to(dtype)
     scales = torch.rand(num_rows, num_columns // group, generator=generator) + 0.5
     offsets = torch.randn(num_rows, num_columns // group, generator=generator) if has_offsets else None
@@ -35,7 +35,7 @@ def test_a_weight_is_scales_times_values_plus_offsets():
     assert weight.dequantize(torch.bfloat16).dtype == torch.bfloat16
 
 
-@given(st.sampled_from([(4, 32), (4, 64), (4, 128), (8, 16), (8, 128)]), st.booleans(), st.data())
+@given(st.sampled_from([(4, 32), (4, 64), (4, 128), (6, 16), (6, 128), (8, 16), (8, 128)]), st.booleans(), st.data())
 def test_every_cut_and_change_of_groups_keeps_the_numbers(kind, has_offsets, data):
     bits, group = kind
     weight = make(bits=bits, group=group, has_offsets=has_offsets)
@@ -66,7 +66,7 @@ def test_groups_that_no_layout_has_become_ones_that_it_has():
     assert make(num_columns=512, group=256).packable().group_size == 128
     assert make(num_columns=192, group=96).packable().group_size == 32
     assert make(num_columns=192, group=192).packable().group_size == 192
-    assert make(num_columns=128, group=16).packable().bits == 8
+    assert make(num_columns=128, group=16).packable().bits == 6
 
 
 def test_an_offset_without_a_scale_becomes_a_scale():
@@ -83,10 +83,11 @@ def test_an_offset_without_a_scale_becomes_a_scale():
     assert (weight.packable().offsets.abs() <= weight.packable().scales.abs() * 2**14).all()
 
 
-def test_parts_of_different_formats_join_in_one_that_holds_both():
-    query, key = make(bits=4, group=64, seed=1), make(num_rows=4, bits=8, group=16, has_offsets=False, seed=2)
+@pytest.mark.parametrize("bits", [6, 8])
+def test_parts_of_different_formats_join_in_one_that_holds_both(bits):
+    query, key = make(bits=4, group=64, seed=1), make(num_rows=4, bits=bits, group=16, has_offsets=False, seed=2)
     joined = concatenate([query, key])
-    assert (joined.bits, joined.group_size, joined.weight_only) == (8, 16, True)
+    assert (joined.bits, joined.group_size, joined.weight_only) == (bits, 16, True)
     assert torch.equal(floats(joined), torch.cat((floats(query), floats(key))))
     alike = concatenate([make(has_offsets=False), make(has_offsets=False, weight_only=False)])
     assert alike.bits == 4

@@ -262,8 +262,7 @@ def _quantized(part: _Part) -> QuantizedWeight:
 
     part.decode(decode)
     # As everywhere where such files are run on CPUs, inputs are rounded to 8 bits on the way.
-    bits = 4 if like.are_floats or values.dtype == torch.uint8 else 8
-    return QuantizedWeight(values, scales, offsets, bits=bits, weight_only=False)
+    return QuantizedWeight(values, scales, offsets, bits=like.bits, weight_only=False)
 
 
 def _dequantized(part: _Part, compute: Callable[[Any], Any], dtype: torch.dtype) -> Tensor:

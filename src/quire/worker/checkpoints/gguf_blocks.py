@@ -6,7 +6,7 @@ A block holds 32 or 256 weights: their codes, and one or several scales. Each fu
     w = scales * codes + offsets
 
 are the numbers of the format, to the last bit in float32. Codes of 4 bits are 0 to 15 with groups of 32, or twice the
-values of 4-bit floats; all others become 8-bit numbers, with groups of 16 or 32.
+values of 4-bit floats; all others become numbers of 6 or 8 bits, with groups of 16 or 32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 
 class Blocks(NamedTuple):
-    """Codes are uint8 (4 bits) or int8 (8 bits; or twice the values of 4-bit floats)."""
+    """Codes are uint8 (4 bits) or int8 (more bits; or twice the values of 4-bit floats)."""
 
+    bits: int
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None = None
-    are_floats: bool = False
 
 
 Decode: TypeAlias = Callable[[Tensor], Blocks]
@@ -57,11 +57,11 @@ def q4_0(blocks: Tensor) -> Blocks:
     is_zero = scale == 0
     codes = _low_then_high(blocks[:, 2:]).masked_fill(is_zero, _ZERO_OF_4_BITS)
     scale = scale.masked_fill(is_zero, _LEAST_SCALE)
-    return Blocks(codes, scale, scale * -_ZERO_OF_4_BITS)
+    return Blocks(4, codes, scale, scale * -_ZERO_OF_4_BITS)
 
 
 def q4_1(blocks: Tensor) -> Blocks:
-    return Blocks(_low_then_high(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2))
+    return Blocks(4, _low_then_high(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
@@ -72,16 +72,16 @@ def _fifth_bits(packed: Tensor) -> Tensor:
 
 def q5_0(blocks: Tensor) -> Blocks:
     codes = _low_then_high(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return Blocks(codes.to(torch.int8) - 16, _half(blocks, 0))
+    return Blocks(6, codes.to(torch.int8) - 16, _half(blocks, 0))
 
 
 def q5_1(blocks: Tensor) -> Blocks:
     codes = _low_then_high(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return Blocks(codes.to(torch.int8), _half(blocks, 0), _half(blocks, 2))
+    return Blocks(6, codes.to(torch.int8), _half(blocks, 0), _half(blocks, 2))
 
 
 def q8_0(blocks: Tensor) -> Blocks:
-    return Blocks(blocks[:, 2:].view(torch.int8), _half(blocks, 0))
+    return Blocks(8, blocks[:, 2:].view(torch.int8), _half(blocks, 0))
 
 
 def _scales_and_mins(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,27 +96,27 @@ def q4_k(blocks: Tensor) -> Blocks:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
     # 32 bytes hold two groups: low halves, high halves.
     codes = _low_then_high(blocks[:, 16:].view(-1, 4, 32)).flatten(1)
-    return Blocks(codes, _half(blocks, 0) * scales, -(_half(blocks, 2) * mins))
+    return Blocks(4, codes, _half(blocks, 0) * scales, -(_half(blocks, 2) * mins))
 
 
 def q5_k(blocks: Tensor) -> Blocks:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
     high = _bits_of(blocks[:, 16:48], tuple(range(8)), 1) << 4
     codes = _low_then_high(blocks[:, 48:].view(-1, 4, 32)).flatten(1) | high
-    return Blocks(codes.to(torch.int8), _half(blocks, 0) * scales, -(_half(blocks, 2) * mins))
+    return Blocks(6, codes.to(torch.int8), _half(blocks, 0) * scales, -(_half(blocks, 2) * mins))
 
 
 def q6_k(blocks: Tensor) -> Blocks:
     low = _low_then_high(blocks[:, :128].view(-1, 2, 64))
     high = _bits_of(blocks[:, 128:192].view(-1, 2, 32), (0, 2, 4, 6), 3) << 4
     scales = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32)
-    return Blocks((low | high).flatten(1).to(torch.int8) - 32, _half(blocks, 208) * scales)
+    return Blocks(6, (low | high).flatten(1).to(torch.int8) - 32, _half(blocks, 208) * scales)
 
 
 def q2_k(blocks: Tensor) -> Blocks:
     scales, mins = (blocks[:, :16] & 0xF).to(torch.float32), (blocks[:, :16] >> 4).to(torch.float32)
     codes = _bits_of(blocks[:, 16:80].view(-1, 2, 32), (0, 2, 4, 6), 3).flatten(1)
-    return Blocks(codes.to(torch.int8), _half(blocks, 80) * scales, -(_half(blocks, 82) * mins))
+    return Blocks(6, codes.to(torch.int8), _half(blocks, 80) * scales, -(_half(blocks, 82) * mins))
 
 
 def q3_k(blocks: Tensor) -> Blocks:
@@ -127,11 +127,11 @@ def q3_k(blocks: Tensor) -> Blocks:
     codes = _bits_of(blocks[:, 32:96].view(-1, 2, 32), (0, 2, 4, 6), 3).flatten(1).to(torch.int8)
     # The third bit is stored upside down: where it is 0, 4 is taken off.
     is_low = 1 - _bits_of(blocks[:, :32], tuple(range(8)), 1).to(torch.int8)
-    return Blocks(codes - 4 * is_low, _half(blocks, 108) * scales)
+    return Blocks(6, codes - 4 * is_low, _half(blocks, 108) * scales)
 
 
 def iq4_nl(blocks: Tensor) -> Blocks:
-    return Blocks(_looked_up(_NON_LINEAR, _low_then_high(blocks[:, 2:])), _half(blocks, 0))
+    return Blocks(8, _looked_up(_NON_LINEAR, _low_then_high(blocks[:, 2:])), _half(blocks, 0))
 
 
 def iq4_xs(blocks: Tensor) -> Blocks:
@@ -139,13 +139,13 @@ def iq4_xs(blocks: Tensor) -> Blocks:
     high = torch.stack([(blocks[:, 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(1) << 4
     scales = (low | high).to(torch.float32) - 32
     codes = _low_then_high(blocks[:, 8:].view(-1, 8, 16)).flatten(1)
-    return Blocks(_looked_up(_NON_LINEAR, codes), _half(blocks, 0) * scales)
+    return Blocks(8, _looked_up(_NON_LINEAR, codes), _half(blocks, 0) * scales)
 
 
 def mxfp4(blocks: Tensor) -> Blocks:
     """The scale is a power of two; half of it, as the numbers in the table are doubled."""
     scale = torch.ldexp(torch.ones(blocks.shape[0], 1), blocks[:, :1].to(torch.int32) - 128)
-    return Blocks(_looked_up(_E2M1, _low_then_high(blocks[:, 1:])), scale, are_floats=True)
+    return Blocks(4, _looked_up(_E2M1, _low_then_high(blocks[:, 1:])), scale)
 
 
 def _looked_up(table: tuple[int, ...], codes: Tensor) -> Tensor:

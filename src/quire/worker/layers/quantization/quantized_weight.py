@@ -17,9 +17,9 @@ from torch import Tensor
 
 from quire.worker.layers.quantization.by_rows import by_rows
 
-# What the packed layouts hold: groups of 4-bit codes, and the narrowest group of 8-bit ones.
+# What the packed layouts hold: groups of 4-bit codes, and the narrowest group of those of more bits.
 _GROUPS_OF_4_BITS = (32, 64, 128)
-_LEAST_GROUP = {4: 32, 8: 16}
+_LEAST_GROUP = {4: 32, 6: 16, 8: 16}
 # An offset of more steps than this has a last bit that is wider than all codes of 4 bits.
 _MOST_STEPS = 2.0**14
 
@@ -30,9 +30,9 @@ class GroupBorderError(ValueError):
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """`bits` is 4 (values 0 to 15, uint8; or in int8 twice the values of 4-bit floats) or 8 (int8). `weight_only`:
-    inputs are multiplied as they are; otherwise they are rounded to 8 bits on the way, token by token, which lets the
-    processor's integer instructions work."""
+    """`bits` is 4 (values 0 to 15, uint8; or in int8 twice the values of 4-bit floats), or 6 or 8 (int8).
+    `weight_only`: inputs are multiplied as they are; otherwise they are rounded to 8 bits on the way, token by token,
+    which lets the processor's integer instructions work."""
 
     values: Tensor
     scales: Tensor
@@ -41,7 +41,7 @@ class QuantizedWeight:
     weight_only: bool
 
     def __post_init__(self) -> None:
-        assert self.bits in (4, 8), "codes have 4 or 8 bits"
+        assert self.bits in (4, 6, 8), "codes have 4, 6 or 8 bits"
         assert self.values.dtype == torch.int8 or (self.bits, self.values.dtype) == (4, torch.uint8), "a byte a code"
         assert self.values.ndim == self.scales.ndim == 2, "[N, K] and [N, G]"
         assert self.scales.dtype == torch.float32, "scales are float32"
@@ -102,14 +102,14 @@ class QuantizedWeight:
         offsets = None if self.offsets is None else self.offsets.repeat_interleave(times, 1)
         return replace(self, scales=self.scales.repeat_interleave(times, 1), offsets=offsets)
 
-    def widened(self) -> QuantizedWeight:
-        """The same numbers as 8-bit codes."""
-        return self if self.bits == 8 else replace(self, values=self.values.to(torch.int8), bits=8)
+    def widened(self, bits: int = 6) -> QuantizedWeight:
+        """The same numbers as codes of at least so many bits."""
+        return self if self.bits >= bits else replace(self, values=self.values.to(torch.int8), bits=bits)
 
     def packable(self) -> QuantizedWeight:
         """The same numbers in groups that the packed layouts hold, and no offset without a scale."""
         fitted, num_columns, group = self._with_scales(), self.shape[1], self.group_size
-        if self.bits == 8 or group in (*_GROUPS_OF_4_BITS, num_columns):
+        if self.bits > 4 or group in (*_GROUPS_OF_4_BITS, num_columns):
             return fitted
         fitting = [size for size in _GROUPS_OF_4_BITS if group % size == 0]
         return fitted.regrouped(max(fitting)) if fitting else fitted.widened()
@@ -151,7 +151,8 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     group = math.gcd(*[part.group_size for part in parts])
     parts = [part.regrouped(group) for part in parts]
     if len({(part.bits, part.values.dtype) for part in parts}) > 1:
-        parts = [part.widened() for part in parts]
+        bits = max(6, *(part.bits for part in parts))
+        parts = [part.widened(bits) for part in parts]
     offsets = None
     if any(part.offsets is not None for part in parts):
         offsets = torch.cat([torch.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts])
