@@ -64,7 +64,11 @@ def packed_experts(form, dtype):
             ours.append(kernels.pack_weight(weight))
             theirs.append(reference.pack_weight(weight))
             continue
-        codes = fp4(weight) if form == "fp4" else find_scheme(form).quantize(weight, "linear")
+        if form == "fp4":
+            codes = fp4(weight)
+        else:
+            # a head in int4 has 6 bits
+            codes = find_scheme(form.removesuffix(" head")).quantize(weight, "head" if "head" in form else "linear")
         assert isinstance(codes, QuantizedWeight)
         parts = codes.values, codes.scales, codes.offsets
         ours.append(kernels.pack_quantized(*parts, bits=codes.bits, weight_only=codes.weight_only))
@@ -72,7 +76,10 @@ def packed_experts(form, dtype):
     return ours, theirs
 
 
-@pytest.mark.parametrize("form", [None, "int8", "int4", "int8_weight_only", "int4_weight_only", "fp4"])
+FORMS = (None, "int8", "int4", "int4 head", "int8_weight_only", "int4_weight_only", "int4_weight_only head", "fp4")
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_row_per_pair", [False, True])
 def test_grouped_linear(form, dtype, has_row_per_pair):

@@ -11,11 +11,13 @@ from quire.testing.tiny_checkpoints import make_checkpoint, shape_0_6b_config
 from quire.worker import kernels
 from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import QuantizedWeight, apply, by_rows, find_scheme
-from quire.worker.layers.quantization.rounding import to_int4, to_int8
+from quire.worker.layers.quantization.rounding import to_int4, to_int6, to_int8
 from quire.worker.model_loader import load_model
 
 # Root of the mean squared error, as a part of the weights' own. For normal weights, theory says 0.0075 and 0.082.
 BOUNDS = {"int8": 0.009, "int4": 0.085}
+# with a scale for 32 of them
+BOUND_OF_6_BITS = 0.022
 
 
 def weights(num_rows=256, num_columns=512, seed=0):
@@ -62,18 +64,19 @@ def test_outliers_may_be_cut_off_for_the_many():
 def test_zeros_and_single_numbers_are_no_trouble(name):
     weight = torch.zeros(64, 128)
     weight[3, 5], weight[4, 7] = 1.0, -1e-12
-    quantized = apply(find_scheme(name), weight, "linear", "w")
-    found = quantized.dequantize(torch.float32)
-    assert found.isfinite().all()
-    assert torch.allclose(found, weight, atol=1e-6)
+    for role in ("linear", "head"):
+        found = apply(find_scheme(name), weight, role, "w").dequantize(torch.float32)
+        assert found.isfinite().all()
+        assert torch.allclose(found, weight, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_not_finite_is_an_error(name):
     weight = weights(64, 128)
     weight[1, 2] = float("inf")
-    with pytest.raises(ModelError, match=r"model\.w: .*infinities"):
-        apply(find_scheme(name), weight, "linear", "model.w")
+    for role in ("linear", "head"):
+        with pytest.raises(ModelError, match=r"model\.w: .*infinities"):
+            apply(find_scheme(name), weight, role, "model.w")
 
 
 def test_what_is_small_or_looked_up_stays_as_it_is():
@@ -82,10 +85,14 @@ def test_what_is_small_or_looked_up_stays_as_it_is():
         assert apply(scheme, weight, role, "w") is weight
 
 
-def test_the_head_and_odd_widths_stay_in_8_bits():
+def test_the_head_has_6_bits_and_odd_widths_stay_in_8():
     scheme = find_scheme("int4")
-    assert apply(scheme, weights(), "head", "w").bits == 8
-    assert apply(scheme, weights(128, 72), "linear", "w").bits == 8
+    head = apply(scheme, weights(), "head", "w")
+    assert head.bits == scheme.head_bits == 6
+    assert error(head, weights()) < BOUND_OF_6_BITS
+    assert head.values.aminmax() == (-32, 31)
+    for role in ("linear", "head"):
+        assert apply(scheme, weights(128, 72), role, "w").bits == 8
 
 
 def test_codes_of_the_checkpoint_stay_if_they_are_small_enough():
@@ -95,13 +102,16 @@ def test_codes_of_the_checkpoint_stay_if_they_are_small_enough():
     assert not kept.weight_only
     wide = to_int8(weights(), weight_only=True)
     assert apply(find_scheme("int4"), wide, "linear", "w").bits == 4
-    assert apply(find_scheme("int4"), wide, "head", "w").values is wide.values
+    assert apply(find_scheme("int8"), wide, "head", "w").values is wide.values
+    head = to_int6(weights(), weight_only=True)
+    assert apply(find_scheme("int4"), head, "head", "w").values is head.values
+    assert apply(find_scheme("int4"), wide, "head", "w").bits == 6
     assert apply(find_scheme("int4"), wide, "embedding", "w").values is wide.values
 
 
 def test_rows_are_quantised_alike_whatever_stands_beside_them():
     weight = weights(600, 256)
-    for make in (to_int8, to_int4):
+    for make in (to_int8, to_int6, to_int4):
         whole, part = make(weight, weight_only=True), make(weight[100:117], weight_only=True)
         assert torch.equal(whole.narrow(0, 100, 17).values, part.values)
         assert torch.equal(whole.narrow(0, 100, 17).scales, part.scales)
