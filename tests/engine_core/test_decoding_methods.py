@@ -12,7 +12,9 @@ from quire.engine_core import decoding
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
 from quire.engine_core.request import Request, Sequence
+from quire.errors import RequestError
 from quire.messages import MOST_SEQUENCES, Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
+from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 from quire.testing.simulator.checking_model import expected_tokens
 
@@ -40,6 +42,15 @@ class FirstThenBest:
             verbs.finish(request, 0, "length")
         else:
             verbs.append(request.sequences[0], token)
+
+
+def test_a_method_that_cannot_be_loaded_is_the_request_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("lost", "json:Lost", "quire.decoding_methods")
+    monkeypatch.setattr(decoding, "entry_points", lambda group: [entry])
+    spec = DecodingSpec(method="lost", args={})
+    request = EngineRequest(request_id=1, prompt_token_ids=[1], sampling=SamplingParams(), decoding=spec)
+    with pytest.raises(RequestError, match=r"entry point .json:Lost. cannot be loaded .*Lost.* Mend"):
+        decoding.make_method(request)
 
 
 @pytest.fixture

@@ -191,6 +191,7 @@ def test_the_command_prints_numbers_and_the_same_bytes_each_time(tmp_path, capsy
     ("change", "message"),
     [
         ({"--device": "h1000"}, "device=h1000: must be one of"),
+        ({"--device": "tpu"}, "or a file of quire bench steps (.json)."),
         ({"--model": "llama-3-9b"}, "model=llama-3-9b: must be one of"),
         ({"--model": "opt-175b"}, "Raise tensor_parallel_size"),
         ({"--trace": "nowhere.csv"}, "there is no such file"),

@@ -52,9 +52,10 @@ DEVICE_SHEETS = {
 }
 
 
-def device_sheet(name: str) -> DeviceSheet:
+def device_sheet(name: str, others: str = "") -> DeviceSheet:
+    """`others`: what may stand in the place of such a name, for the message."""
     sheet = DEVICE_SHEETS.get(name.lower())
     if sheet is None:
         hint = suggestion(name, list(DEVICE_SHEETS)) or ""
-        raise OptionError(f"device={name[:40]}: must be one of {', '.join(DEVICE_SHEETS)}.{hint}")
+        raise OptionError(f"device={name[:40]}: must be one of {', '.join(DEVICE_SHEETS)}{others}.{hint}")
     return sheet

@@ -80,7 +80,7 @@ class Option:
         if self.unit == "bytes":
             return parse_bytes(text, self.name)
         if self.unit == "seconds" and self.kind is float:
-            return parse_seconds(text, self.name)
+            return parse_seconds(text, self.name, ", or auto" if self.is_optional else "")
         if self.kind is Mapping:
             return self._parse_object(text)
         if self.kind is tuple:
@@ -215,10 +215,10 @@ def num_bytes_of(value: Any, name: str) -> int:
     return num_bytes
 
 
-def parse_seconds(text: str, name: str = "time") -> float:
-    """`50ms`, `2s` or a plain number of seconds."""
+def parse_seconds(text: str, name: str = "time", others: str = "") -> float:
+    """`50ms`, `2s` or a plain number of seconds. `others`: what else is allowed, for the message."""
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*([a-zA-Z]*)\s*", text)
     factor = _TIMES.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise OptionError(f"{name}={text}: must be a time such as 50ms, 2s or 0.05.")
+        raise OptionError(f"{name}={text}: must be a time such as 50ms, 2s or 0.05{others}.")
     return float(match.group(1)) * factor

@@ -49,8 +49,15 @@ def _maker(name: str) -> MethodMaker:
     installed = {entry.name: entry for entry in entry_points(group="quire.decoding_methods")}
     if name not in installed:
         known = sorted({*_BUILT_IN, *installed})
+        hint = suggestion(name, known) or " One of your own comes by an entry point (docs/decoding.md)."
+        raise RequestError(f"decoding method {name!r}: must be one of {', '.join(known)}.{hint}", param="decoding")
+    try:
+        maker: MethodMaker = installed[name].load()
+    except Exception as error:
+        # Somebody else's code: whatever it raises, the request chose it.
         raise RequestError(
-            f"decoding method {name!r}: must be one of {', '.join(known)}.{suggestion(name, known)}", param="decoding"
-        )
-    maker: MethodMaker = installed[name].load()
+            f"decoding method {name!r}: its entry point {installed[name].value!r} cannot be loaded ({error}). "
+            "Mend or uninstall the package that brings it, or choose another method.",
+            param="decoding",
+        ) from error
     return maker

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import OptionError
-from quire.interfaces.cli.bench_flags import Size, add_sizes, sizes_of
+from quire.errors import ContextLengthError, OptionError
+from quire.interfaces.cli.bench_flags import Size, add_sizes, sizes_of, too_long
 from quire.interfaces.cli.bench_perform import timeline_of
 from quire.interfaces.cli.bench_report import Report, Timeline
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
@@ -99,7 +99,10 @@ def subcommand(word: str) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     load = _load_of(arguments)
     temperature = number_of("--temperature", float, arguments.temperature)
-    report = asyncio.run(_bench({**engine_options_of(arguments), "seed": load.seed}, load, temperature))
+    try:
+        report = asyncio.run(_bench({**engine_options_of(arguments), "seed": load.seed}, load, temperature))
+    except ContextLengthError as error:
+        raise too_long(_SIZES, error) from error
     print(json.dumps(report.as_dict()) if arguments.json else report.as_table())
     return 0
 

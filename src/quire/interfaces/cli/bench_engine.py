@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from quire.errors import ContextLengthError
 from quire.interfaces.cli import bench_workloads as workloads
 from quire.interfaces.cli.bench_flags import (
     Size,
@@ -17,6 +18,7 @@ from quire.interfaces.cli.bench_flags import (
     finish,
     limits_of,
     sizes_of,
+    too_long,
     whole_number,
 )
 from quire.interfaces.cli.bench_numbers import Result
@@ -76,7 +78,10 @@ class EngineWorkload(Generic[T]):
         options = {**engine_options_of(arguments), "seed": seed}
         # before the engine is there, whose threads would be in the way
         limits = limits_of(arguments, options.get("num_threads"))
-        result = asyncio.run(self._bench(options, sizes, rounds, seed, limits))
+        try:
+            result = asyncio.run(self._bench(options, sizes, rounds, seed, limits))
+        except ContextLengthError as error:
+            raise too_long(self.sizes, error) from error
         return finish(result, arguments)
 
     async def _bench(self, options: dict[str, Any], sizes: Sizes, rounds: int, seed: int, limits: Any) -> Result:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import OptionError
+from quire.errors import ContextLengthError, OptionError
 from quire.interfaces.cli.bench_limits import MachineLimits, measure_limits
 from quire.interfaces.cli.bench_numbers import Result
 
@@ -35,6 +35,12 @@ def add_sizes(group: Any, sizes: Sequence[Size]) -> None:
 
 def sizes_of(arguments: argparse.Namespace, sizes: Sequence[Size]) -> dict[str, int]:
     return {size.field: whole_number(size.flag, getattr(arguments, size.field), size.least) for size in sizes}
+
+
+def too_long(sizes: Sequence[Size], error: ContextLengthError) -> OptionError:
+    """Where a model refuses a prompt that nobody typed: the flags that say how long it is."""
+    flags = [size.flag for size in sizes if "tokens" in size.text]
+    return OptionError(f"{', '.join(flags)}: too long for this model. Lower them, or take another model. {error}")
 
 
 def add_measure_flags(parser: argparse.ArgumentParser, rounds: int) -> None:

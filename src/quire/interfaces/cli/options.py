@@ -17,7 +17,7 @@ _HEADER = """\
 Each option is declared once: those of the engine in `src/quire/config/engine_options.py`, those of the server in
 `src/quire/interfaces/server/options.py`. This page is made from there with `quire options > docs/options.md`, and a
 test fails when it is out of date. The name of an engine option is a keyword of `LLM` and `AsyncLLM`; its flag belongs
-to `quire serve`, `chat`, `generate` and `bench`. An option of the server is a keyword of `run_server` and a flag of
+to the [commands](cli.md) that make an engine. An option of the server is a keyword of `run_server` and a flag of
 `quire serve`; one of the front is a flag of `quire route`. A switch has a second flag with `--no-`. A dash as default
 means that nothing is set, and Quire decides where the meaning says so.
 

@@ -37,6 +37,7 @@ from quire.simulation.traces.formats import open_trace
 
 # what has no meaning without a worker, or is said in another way here
 _NOT_HERE = ("model", "device", "seed", "load_format", "kv_events_config", "data_parallel_size", "routing_policy")
+_FURTHER_DEVICES = ", cpu (rates of this processor, measured), or a file of quire bench steps (.json)"
 _BAR = 30
 _COSTS: dict[str, Price | None] = {"roofline": None, "aiconfigurator": AiConfiguratorCosts}
 
@@ -44,9 +45,7 @@ _COSTS: dict[str, Price | None] = {"roofline": None, "aiconfigurator": AiConfigu
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is simulated")
     group.add_argument("--model", required=True, help=f"a folder with a config.json, or {', '.join(shape_names())}")
-    group.add_argument(
-        "--device", required=True, help=f"{', '.join(DEVICE_SHEETS)}, or a file of quire bench steps (.json)"
-    )
+    group.add_argument("--device", required=True, help=f"{', '.join(DEVICE_SHEETS)}{_FURTHER_DEVICES}")
     group.add_argument(
         "--costs", choices=list(_COSTS), default="roofline",
         help="what a step takes: by the device's data sheet (default), or by measured tables of its operators "
@@ -193,7 +192,8 @@ def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deploym
     if arguments.device == "cpu":
         sheet = _this_processor(options)
         return deploy(arguments.model, sheet, options, costs=costs, drafts=drafts, efficiency=MEASURED)
-    return deploy(arguments.model, device_sheet(arguments.device), options, costs=costs, drafts=drafts)
+    sheet = device_sheet(arguments.device, _FURTHER_DEVICES)
+    return deploy(arguments.model, sheet, options, costs=costs, drafts=drafts)
 
 
 def _this_processor(options: dict[str, Any]) -> DeviceSheet:

@@ -46,4 +46,5 @@ def make_policy(name: str, *, staging_size: int = 8, progress_share: float = 0.1
     if name in installed:
         return _load(installed[name])
     known = sorted({*_BUILT_IN, *installed})
-    raise OptionError(f"scheduling_policy={name}: must be one of {', '.join(known)}.{suggestion(name, known)}")
+    hint = suggestion(name, known) or " One of your own comes by an entry point (docs/scheduler.md)."
+    raise OptionError(f"scheduling_policy={name}: must be one of {', '.join(known)}.{hint}")
