@@ -97,3 +97,12 @@ def test_a_text_that_repeats_itself_takes_few_steps():
 
     assert lengths == [1, 1, 1, 6, 6, 6]
     assert driver.tokens[0][3:] == [2] * 21
+
+
+def test_of_a_token_that_is_everywhere_the_last_places_are_looked_at():
+    """A prompt of one token would take milliseconds of each step of everybody."""
+    few, many = (np.array([1, 2, 9, 5, *[9, 3] * count, 1, 2, 9], dtype=np.int32) for count in (10, 5000))
+    assert place_after_match(few, 2, 4) == 3
+    assert place_after_match(many, 2, 4) is None
+    equal = np.full(20_000, 7, dtype=np.int32)
+    assert place_after_match(equal, 2, 4) == len(equal) - 1
