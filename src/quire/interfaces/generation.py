@@ -8,6 +8,7 @@ for it (`items_of`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,6 +20,9 @@ from quire.errors import EngineDeadError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.renderer import Renderer
+
+# Positions whose log-probabilities are named in a turn of the event loop: with 20 tokens each, some 10 ms.
+_MOST_POSITIONS = 1_000
 
 
 class OutputObserver(Protocol):
@@ -99,6 +103,10 @@ class Generation:
         self._heard[request] = None
         self._reader()
 
+    def _hear_all(self, requests: list[_Request]) -> None:
+        self._heard.update(dict.fromkeys(requests))
+        self._reader()
+
     @property
     def has_news(self) -> bool:
         return bool(self._heard)
@@ -114,12 +122,18 @@ class Generation:
         self._heard = {}
         news: list[OutputDelta] = []
         see = self._observer.see
+        num_positions = 0
+        put_off: list[_Request] = []
         try:
             for request in heard:
+                if num_positions > _MOST_POSITIONS:
+                    put_off.append(request)
+                    continue
                 tokens = request.tokens
                 push = request.assembly.push
                 for delta in tokens.take():
                     new = push(delta)
+                    num_positions += len(new.prompt_logprobs or ()) + len(new.logprobs or ())
                     if new.finish_reason is not None:
                         self._see_end(request, new, delta.index)
                     elif new.num_cached_tokens is not None:
@@ -134,6 +148,9 @@ class Generation:
         except Exception:  # one that the core refuses included
             self._observer.fail()
             raise
+        if put_off:
+            # others have their turn before the reader hears of these
+            asyncio.get_running_loop().call_soon(self._hear_all, put_off)
         return news
 
     async def aclose(self) -> None:

@@ -20,6 +20,7 @@ from quire.interfaces.server.openai.logprobs import (
 )
 from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
 from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, long_json_answer, pieces_of
+from quire.messages import TokenLogprobs
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 
@@ -282,3 +283,33 @@ def test_of_many_prompts_those_are_asked_that_were_heard():
             prompt.come()
     assert generation.is_done
     assert generation.take() == []
+
+
+def test_prompts_with_many_log_probabilities_have_turns_of_their_own(run):
+    positions = [TokenLogprobs([1, 2], [-0.5, -1.5], [1, 2])] * 400
+
+    class Echoed(Prompt):
+        def take(self):
+            deltas = super().take()
+            for delta in deltas:
+                delta.prompt_logprobs = positions
+            return deltas
+
+    async def main():
+        prompts = [Echoed(number, 1) for number in range(20)]
+        generation = Generation(None, None, Unobserved())
+        for prompt in prompts:
+            generation.start(prompt, contextlib.nullcontext())
+        for prompt in prompts:
+            prompt.come()
+        taken = [generation.take()]
+        generation.tell(lambda: taken.append(generation.take()))
+        while not generation.is_done:
+            num_taken = len(taken)
+            await asyncio.sleep(0)
+            assert len(taken) <= num_taken + 1
+        return taken
+
+    taken = run(main())
+    assert [len(deltas) for deltas in taken] == [3] * 6 + [2]
+    assert [delta.index for deltas in taken for delta in deltas] == list(range(20))
