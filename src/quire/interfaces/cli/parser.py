@@ -68,6 +68,9 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(action, ElsewhereAction) and action.is_entry:
                 values |= {} if value is None else {action.dest: value}
                 continue
+            takes_one = type(action) is argparse._StoreAction and not action.nargs
+            if takes_one and isinstance(value, list) and len(value) > 1:
+                raise OptionError(f"config={file}: {name}: this takes one value, not a list of {len(value)}.")
             is_switch = flag not in actions or isinstance(actions[flag], argparse.BooleanOptionalAction)
             arguments = self._translated(as_arguments(flag, value, is_switch=is_switch))
             meant = [actions.get(_flag_of(argument)) for argument in arguments if argument.startswith("--")]
