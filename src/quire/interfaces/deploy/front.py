@@ -38,8 +38,6 @@ _MOST_BODY_BYTES = 8 * 1024 * 1024
 _LOOK_SECONDS = 0.5
 # Copies that one request may be lost with: it may be what ends them.
 _MOST_LOST = 2
-# Copies that one request may be lost with: it may be what ends them.
-_MOST_LOST = 2
 # for the answer whether a copy is ready
 _READY_SECONDS = 10.0
 # in the order in which they stand in a prompt, more or less
