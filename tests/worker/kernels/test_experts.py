@@ -122,6 +122,18 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
     assert torch.equal(found, there)
 
 
+@pytest.mark.parametrize("form", [None, "int8"])
+def test_a_token_may_ask_an_expert_twice(form):
+    """Its two rows make one tile; where all experts of a single token have a row each, these share what is prepared."""
+    ours, theirs = packed_experts(form, torch.float32)
+    x, ids = random(1, WIDTH), torch.tensor([[3, 3, 1]], dtype=torch.int32)
+    found = kernels.grouped_linear(x, ids, ours, [], NUM_ROWS)
+    torch.testing.assert_close(
+        found, reference.grouped_linear(x, ids, theirs, [], NUM_ROWS, None), rtol=2e-3, atol=2e-2
+    )
+    assert torch.equal(found[0, 0], found[0, 1])
+
+
 @pytest.mark.parametrize("form", [None, "int8", "fp4"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 200])
 def test_experts_that_are_elsewhere_add_zeros(form, num_tokens):

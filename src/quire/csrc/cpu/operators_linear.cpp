@@ -370,10 +370,11 @@ class GroupedStep final : public Step {
       clear_row(order.out_rows[num_here + i]);
     }
     if (num_here == 0) return crew.barrier();
-    const int64_t at_once = max64(tuning.prepared_bytes / row_bytes_, 4 * kernels_->tile_rows);
-    char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     std::vector<Run>& runs = order.runs;
     runs.clear();
+    if (num_here <= kernels_->tile_rows) return multiply_few(order, extent, crew);
+    const int64_t at_once = max64(tuning.prepared_bytes / row_bytes_, 4 * kernels_->tile_rows);
+    char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     int64_t rows = 0;
     for (size_t e = 0; e < experts_.size(); ++e) {
       for (int64_t row = order.starts[e], end = order.starts[e + 1]; row < end;) {
@@ -449,14 +450,37 @@ class GroupedStep final : public Step {
     return static_cast<size_t>(number < 0 || number >= num_experts ? num_experts : number);
   }
 
-  void multiply(const std::vector<Run>& runs, char* prepared, Crew& crew) const {
-    if (runs.empty()) return;
-    int64_t scratch_bytes = kernels_->tile_rows * row_bytes_;
+  // As of other products with few rows, every thread prepares them for itself; a single token's row once for all experts.
+  void multiply_few(Order& order, const Extent& extent, Crew& crew) const {
+    std::vector<Run>& runs = order.runs;
+    for (size_t e = 0; e < experts_.size(); ++e) {
+      const int64_t row = order.starts[e], count = order.starts[e + 1] - row;
+      if (count > 0) runs.emplace_back(*this, experts_[e], order, row, count, row, runs.empty() ? nullptr : &runs.back());
+    }
+    const int64_t num_rows = order.starts[experts_.size()], prepared_bytes = round_up(num_rows * row_bytes_, 64);
+    char* prepared = static_cast<char*>(thread_scratch(prepared_bytes + scratch_bytes(runs)));
+    char* scratch = prepared + prepared_bytes;
+    const bool are_one_row = extent.tokens == 1 && !has_row_per_pair_ && static_cast<int64_t>(runs.size()) == num_rows;
+    for (Run& run : runs) {
+      if (are_one_row) run.first_row = 0;
+      if (are_one_row && &run != &runs.front()) continue;
+      kernels_->prepare(run.args, run.tiles, 0, run.tiles.count, prepared + run.first_row * row_bytes_, scratch);
+    }
+    multiply_prepared(runs, prepared, scratch, crew);
+  }
+
+  int64_t scratch_bytes(const std::vector<Run>& runs) const {
+    int64_t bytes = kernels_->tile_rows * row_bytes_;
     for (const Run& run : runs) {
       const int64_t rows = (run.tiles.count / run.blocks + 1) * kernels_->tile_rows;
-      scratch_bytes = max64(scratch_bytes, kernels_->scratch_bytes(rows));
+      bytes = max64(bytes, kernels_->scratch_bytes(rows));
     }
-    char* scratch = static_cast<char*>(thread_scratch(scratch_bytes));
+    return bytes;
+  }
+
+  void multiply(const std::vector<Run>& runs, char* prepared, Crew& crew) const {
+    if (runs.empty()) return;
+    char* scratch = static_cast<char*>(thread_scratch(scratch_bytes(runs)));
     crew.for_each(runs.back().end_tile(), 1, [&](int64_t begin, int64_t end) {
       for (const Run* run = at(runs, begin, &Run::end_tile); begin < end; ++run) {
         const int64_t first = begin - run->first_tile, last = min64(end, run->end_tile()) - run->first_tile;
@@ -464,6 +488,10 @@ class GroupedStep final : public Step {
         begin += last - first;
       }
     });
+    multiply_prepared(runs, prepared, scratch, crew);
+  }
+
+  void multiply_prepared(const std::vector<Run>& runs, const char* prepared, char* scratch, Crew& crew) const {
     const int64_t panels = experts_[0].weight.num_panels, count = runs.back().end_piece();
     crew.for_each(count, grain_of(count, crew, tuning.panels.of(experts_[0].weight)), [&](int64_t begin, int64_t end) {
       for (const Run* run = at(runs, begin, &Run::end_piece); begin < end;) {
