@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -178,3 +179,12 @@ def test_what_is_hidden_is_not_found_and_gives_way_in_its_turn() -> None:
     # whoever has the name next is found
     assert pool.register(blocks[1], (0, bytes([blocks[1]])))
     assert pool.find((0, bytes([blocks[1]]))) == blocks[1]
+
+
+def test_a_name_that_leads_nowhere_is_a_mistake_of_ours() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.allocate(1)
+    pool.register(block, (0, b"content"))
+    pool._blocks[0].clear()
+    with pytest.raises(KeyError):
+        pool.discard(block)

@@ -273,7 +273,8 @@ class BlockPool:
         if name is not None:
             self.num_names_lost += 1
             group = self._group_of.pop(block, 0)
-            self._blocks[group].pop(name, None)
+            if name != HIDDEN:
+                del self._blocks[group][name]
             self._names[block] = None
             if self._shares is not None:
                 self._shares.unnamed(block)
