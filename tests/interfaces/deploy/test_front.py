@@ -5,9 +5,10 @@ import json
 import socket
 
 import httpx2 as httpx
+import msgspec
 import pytest
 
-from quire.interfaces.deploy.front import Front, Head, NotReachedError, Request
+from quire.interfaces.deploy.front import Front, Head, NotReachedError, Request, fields_of
 from quire.interfaces.deploy.http_copy import HttpCopy
 from quire.interfaces.deploy.served_copy import ServedCopy
 
@@ -362,3 +363,9 @@ def test_what_cannot_be_passed_on_is_no_loss_of_a_server(target, header, status)
         assert [request.headers.raw[-1][1] for request in seen] == [header.encode("latin-1")] * (status == 200)
 
     run(test())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"\xff": 1}', b'{"a": ' + b"[" * 100_000])
+def test_what_is_no_json_object_has_no_fields(body):
+    assert fields_of(body) is None
+    assert fields_of(b'{"a": [1, 2]}') == {"a": msgspec.Raw(b"[1, 2]")}

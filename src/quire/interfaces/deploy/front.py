@@ -38,8 +38,8 @@ _MOST_BODY_BYTES = 8 * 1024 * 1024
 _LOOK_SECONDS = 0.5
 # Copies that one request may be lost with: it may be what ends them.
 _MOST_LOST = 2
-# for the answer whether a copy is ready
-_READY_SECONDS = 10.0
+# for the answer whether a copy is ready, and for a connection to it
+READY_SECONDS = 10.0
 # in the order in which they stand in a prompt, more or less
 _PROMPT_FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
 _EVENT_STREAM = "text/event-stream"
@@ -47,8 +47,9 @@ _EVENT_STREAM = "text/event-stream"
 _ROUTES = STATELESS_PATHS | {"/v1/models", "/version"}
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 logger = logging.getLogger("quire.deploy")
-# values as they are written: nobody reads more of them
-_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+Fields = dict[str, msgspec.Raw]
+_decoder = msgspec.json.Decoder(Fields)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class Front:
 
 async def _is_ready(copy: Copy) -> bool:
     try:
-        async with asyncio.timeout(_READY_SECONDS):
+        async with asyncio.timeout(READY_SECONDS):
             return await copy.is_ready()
     except Exception:
         return False
@@ -247,14 +248,19 @@ def _is_of_a_model(path: str) -> bool:
     return path.startswith("/v1/models/") and not {".", ".."} & {*path.split("/")}
 
 
+def fields_of(body: bytes) -> Fields | None:
+    """As they are written: only few of them are looked into. None: this is no JSON object."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _prompt_of(body: bytes) -> bytes:
     """What of a request is computed, as its beginning: other fields differ where prompts do not."""
     if len(body) > _MOST_BODY_BYTES:
         return b""
-    try:
-        fields = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return b""
+    fields = fields_of(body) or {}
     kept = (bytes(fields[name])[:_MOST_PROMPT_BYTES] for name in _PROMPT_FIELDS if name in fields)
     # the end of one text is not the beginning of what follows it: brackets stay out
     return b"".join(kept)[:_MOST_PROMPT_BYTES].rstrip(b'"]} \r\n\t')

@@ -6,9 +6,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quire.interfaces.deploy.front import Head, NotReachedError, Request
+from quire.interfaces.deploy.front import READY_SECONDS, Head, NotReachedError, Request
 
-_HEALTH_SECONDS = 10.0
 # Of one connection only, or said anew by whoever passes a message on.
 _NOT_PASSED_ON = frozenset(
     "connection content-length date host keep-alive proxy-connection server te trailer transfer-encoding"
@@ -22,7 +21,7 @@ class HttpCopy:
         from httpx2 import AsyncClient, Limits, Timeout
 
         # a token may take as long as it takes: the server ends what stands still
-        timeout = Timeout(None, connect=_HEALTH_SECONDS)
+        timeout = Timeout(None, connect=READY_SECONDS)
         # how many requests a server takes, it says itself
         limits = Limits(max_connections=None, max_keepalive_connections=None)
         self._client = AsyncClient(base_url=url, timeout=timeout, limits=limits, transport=transport, trust_env=False)
@@ -31,7 +30,7 @@ class HttpCopy:
         from httpx2 import HTTPError
 
         try:
-            return bool((await self._client.get("/health/ready", timeout=_HEALTH_SECONDS)).status_code == 200)
+            return bool((await self._client.get("/health/ready", timeout=READY_SECONDS)).status_code == 200)
         except HTTPError:
             return False
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import msgspec
 
-from quire.interfaces.deploy.front import HEALTH_PATHS, Front, Head, Request
+from quire.interfaces.deploy.front import HEALTH_PATHS, Fields, Front, Head, Request, fields_of
 
 _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 _FIELD = "kv_transfer_params"
@@ -29,9 +29,7 @@ _NOT_OF_A_PROMPT = ("stream_options", "min_tokens")
 _NOT_ASKED = (b"null", b"false")
 _LOST = Head(503, [])
 
-Fields = dict[str, msgspec.Raw]
 logger = logging.getLogger("quire.deploy")
-_decoder = msgspec.json.Decoder(Fields)
 _encode = msgspec.json.encode
 
 
@@ -72,14 +70,11 @@ class SplitFront:
 
 
 def _fields_of(request: Request) -> Fields | None:
-    """As they are written: only few of them are looked into. None: a server says what is wrong."""
+    """None: it is not divided, or a server says what is wrong."""
     kinds = [value for name, value in request.headers if name.lower() == "content-type"]
     if request.method != "POST" or any("ndjson" in kind for kind in kinds):
         return None
-    try:
-        return _decoder.decode(request.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return fields_of(request.body)
 
 
 def _is_asked(fields: Fields, name: str) -> bool:
@@ -98,10 +93,7 @@ def _prompt_of(fields: Fields) -> bytes:
 
 
 def _params_in(body: bytes) -> bytes:
-    try:
-        return bytes(_decoder.decode(body).get(_FIELD, b"null"))
-    except msgspec.MsgspecError:
-        return b"null"
+    return bytes((fields_of(body) or {}).get(_FIELD, b"null"))
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
