@@ -17,6 +17,7 @@ SOME = [
     QuantizedCase(4, (33, 64), 2, is_signed=True, is_weight_only=True),
     QuantizedCase(4, (40, 192), 2, "each", is_signed=False, is_weight_only=True),
     QuantizedCase(8, (33, 64), 16),
+    QuantizedCase(6, (40, 192), 6, "each"),
 ]
 
 

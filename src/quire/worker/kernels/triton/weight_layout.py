@@ -51,7 +51,14 @@ class WeightForm:
         header = self.header
         if not header.is_quantized:
             return "float"
-        return FP4 if header.format == FP4 else f"int{header.format}"
+        if header.format == FP4:
+            return FP4
+        return "int4" if self.has_two_a_byte else "int8"
+
+    @property
+    def has_two_a_byte(self) -> bool:
+        """Codes of 4 bits; one of 6 takes a byte, as one of 8 does."""
+        return self.header.format in (4, FP4)
 
     @property
     def pitch(self) -> int:
@@ -62,7 +69,7 @@ class WeightForm:
     def row_bytes(self) -> int:
         if isinstance(self.header.format, torch.dtype):
             return self.pitch * self.header.format.itemsize
-        return self.pitch if self.header.format == 8 else self.pitch // 2
+        return self.pitch // 2 if self.has_two_a_byte else self.pitch
 
     @property
     def first_scale(self) -> int:
@@ -122,8 +129,7 @@ def pack_quantized(
     """A quantised weight in this layout; see the reference for what the arguments are."""
     is_signed = values_NK.dtype == torch.int8
     is_fp4 = is_signed and bits == 4
-    bits = 8 if bits == 6 else bits
-    if bits == 8:
+    if bits > 4:
         stored_NK = values_NK if is_signed else (values_NK.int() - 128).to(torch.int8)
     else:
         stored_NK = _e2m1(values_NK) if is_fp4 else values_NK
@@ -176,7 +182,7 @@ def _packed(header: PackedHeader, values_NK: Tensor, *others: Tensor) -> Tensor:
     form = WeightForm(header)
     rows = values_NK.new_zeros((header.num_rows, form.pitch))
     rows[:, : header.num_columns] = values_NK
-    if header.format in (4, FP4):
+    if form.has_two_a_byte:
         halves = rows.view(header.num_rows, -1, 2, _NIBBLES // 2)
         rows = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
     packed = assemble(header, rows, *others)
@@ -198,7 +204,7 @@ def rows_of_weight(packed: Tensor, ids_T: Tensor | None) -> Tensor:
     bytes_Tb = bytes_Nb if ids_T is None else bytes_Nb[ids_T]
     if isinstance(header.format, torch.dtype):
         return bytes_Tb.view(header.format)[:, : header.num_columns].float()
-    if header.format == 8:
+    if form.kind == "int8":
         stored_Tk = bytes_Tb.view(torch.int8).float()
     else:
         halves = bytes_Tb.unflatten(1, (-1, 1, _NIBBLES // 2))
