@@ -99,12 +99,9 @@ class Generation:
     def tell(self, reader: Callable[[], None]) -> None:
         self._reader = reader
 
-    def _hear(self, request: _Request) -> None:
-        self._heard[request] = None
-        self._reader()
-
-    def _hear_all(self, requests: list[_Request]) -> None:
-        self._heard.update(dict.fromkeys(requests))
+    def _hear(self, *requests: _Request) -> None:
+        for request in requests:
+            self._heard[request] = None
         self._reader()
 
     @property
@@ -150,7 +147,7 @@ class Generation:
             raise
         if put_off:
             # others have their turn before the reader hears of these
-            asyncio.get_running_loop().call_soon(self._hear_all, put_off)
+            asyncio.get_running_loop().call_soon(self._hear, *put_off)
         return news
 
     async def aclose(self) -> None:
