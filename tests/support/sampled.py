@@ -2,9 +2,13 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeAlias
 
 import pytest
+
+# parts of a case: factors with their values
+Parts: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
 
 
 def sampled(*factors: Iterable[object], n: int) -> list[object]:
@@ -17,26 +21,29 @@ def sampled(*factors: Iterable[object], n: int) -> list[object]:
     cases = list(itertools.product(*(range(len(of_factor)) for of_factor in values)))
     if n < max(map(len, values)):
         raise ValueError(f"n={n}: a factor has {max(map(len, values))} values, each of which must be run")
-    times_taken: Counter[tuple[tuple[int, int], ...]] = Counter()
+    taken = least_known([tuple(enumerate(case)) for case in cases], n, Counter())
+    return [
+        pytest.param(
+            *(of_factor[index] for of_factor, index in zip(values, case, strict=True)),
+            marks=() if number in taken else pytest.mark.nightly,
+        )
+        for number, case in enumerate(cases)
+    ]
 
-    def parts(case: tuple[int, ...], size: int) -> list[tuple[tuple[int, int], ...]]:
-        return list(itertools.combinations(enumerate(case), size))
 
-    def how_known(case: tuple[int, ...]) -> tuple[int, int, int]:
+def least_known(cases: Sequence[Parts], n: int, times_taken: Counter[Parts]) -> set[int]:
+    """Numbers of `n` cases, or of all: always the one of which most is in no case that was taken. `times_taken` counts
+    parts and pairs of them, also over several calls."""
+
+    def how_known(number: int) -> tuple[int, int, int]:
         """Least where there is most that no case taken has: values, then pairs, then what few of them have."""
-        singles, pairs = parts(case, 1), parts(case, 2)
+        singles, pairs = (list(itertools.combinations(cases[number], size)) for size in (1, 2))
         num_known, num_known_pairs = (sum(times_taken[part] > 0 for part in of_size) for of_size in (singles, pairs))
         return num_known, num_known_pairs, sum(times_taken[part] for part in (*singles, *pairs))
 
-    taken: set[tuple[int, ...]] = set()
-    while len(taken) < min(n, len(cases)):
-        case = min((case for case in cases if case not in taken), key=how_known)
-        taken.add(case)
-        times_taken.update((*parts(case, 1), *parts(case, 2)))
-    return [
-        pytest.param(
-            *(of_factor[number] for of_factor, number in zip(values, case, strict=True)),
-            marks=() if case in taken else pytest.mark.nightly,
-        )
-        for case in cases
-    ]
+    left = list(range(len(cases)))
+    while left and len(cases) - len(left) < n:
+        number = min(left, key=how_known)
+        left.remove(number)
+        times_taken.update(part for size in (1, 2) for part in itertools.combinations(cases[number], size))
+    return set(range(len(cases))) - set(left)
