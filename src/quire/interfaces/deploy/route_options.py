@@ -28,6 +28,7 @@ class RouteOptions:
         section="requests", least=0.1, greatest=86400, unit="seconds",
     )  # fmt: skip
     max_bytes_in_flight: int = option(
-        MOST_BYTES_IN_FLIGHT, "room for the bodies of all requests that are not answered yet; more are refused with "
-        "429", section="requests", least=1, unit="bytes",
+        MOST_BYTES_IN_FLIGHT, "room for the bodies of all requests that are not answered yet; several of one tenant, "
+        "or without keys of one address, get half of it at most; more are refused with 429",
+        section="requests", least=1, unit="bytes",
     )  # fmt: skip
