@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # of a file, which has some hundred for each step
 _MOST_BYTES = 1 << 28
 _MOST_SECONDS = 100_000
-_MOST = 1 << 44
+# of any other amount: bytes, blocks, tokens, pairs
+_MOST_AMOUNT = 1 << 44
 
 
 class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +87,7 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "seconds_per_step": capacity.seconds_per_step,
         }.items()
         for name, amount in amounts:
-            if not 0 <= amount < _MOST:
+            if not 0 <= amount < _MOST_AMOUNT:
                 raise OptionError(f"device={path}: {name}={str(amount)[:40]} is no amount.")
 
 

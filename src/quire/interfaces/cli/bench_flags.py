@@ -86,7 +86,7 @@ def finish(result: Result, arguments: argparse.Namespace) -> int:
 
 # of a number that somebody types; Python refuses to read thousands
 _MOST_DIGITS = 18
-# a time between two requests that no clock could tell from for ever
+# of a number above 0: a rate below it is less than one request in thirty years
 _LEAST = 1e-9
 
 

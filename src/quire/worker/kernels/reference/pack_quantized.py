@@ -22,7 +22,8 @@ def pack_quantized(
     is_fp4 = is_signed and bits == 4
     if is_fp4 and not torch.isin(values_NK, torch.tensor(FP4_VALUES, dtype=torch.int8)).all():
         raise ValueError("values of 4 bits in int8 must be 0, 1, 2, 3, 4, 6, 8, 12 or their negatives")
-    if bits == 6 and not ((values_NK >= -32 * is_signed) & (values_NK < (32 if is_signed else 64))).all():
+    least = -32 if is_signed else 0
+    if bits == 6 and not ((values_NK >= least) & (values_NK < least + 64)).all():
         raise ValueError("values of 6 bits must be -32 to 31, or 0 to 63 in uint8")
     (num_rows, num_columns), num_groups = values_NK.shape, scales_NG.shape[1]
     header = PackedHeader(
