@@ -283,6 +283,16 @@ def test_who_has_answered_the_beginning_of_a_chat_gets_the_rest():
     run(test())
 
 
+def test_who_has_refused_a_chat_does_not_hold_it():
+    """Tried again, it would come to the same one."""
+
+    async def test():
+        front = front_of(FakeCopy(Head(503, []), b"waited too long"), FakeCopy(JSON, b"{}"))
+        assert [(await said(front, chat("a" * 1000)))[0] for _ in range(2)] == [503, 200]
+
+    run(test())
+
+
 def test_what_one_copy_would_keep_is_refused_by_name():
     async def test():
         copy = FakeCopy(JSON, b"{}")

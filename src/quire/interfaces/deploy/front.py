@@ -185,7 +185,8 @@ class Front:
                 assert isinstance(part, bytes)
                 self._router.first_token(name)
                 yield part
-            if self._copies.get(number) is copy:
+            # whoever refuses has computed nothing
+            if head.status < 400 and self._copies.get(number) is copy:
                 self._holds(number, pieces)
         except Exception as error:
             logger.warning("%s %d is lost in the middle of an answer: %s", self._kind, number, type(error).__name__)
