@@ -53,6 +53,20 @@ def test_a_method_that_cannot_be_loaded_is_the_request_s_error(monkeypatch: pyte
         decoding.make_method(request)
 
 
+def test_what_a_method_s_package_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        name = value = "broken"
+
+        def load(self) -> None:
+            raise ImportError("the first line\n  and the second")
+
+    monkeypatch.setattr(decoding, "entry_points", lambda group: [Broken()])
+    spec = DecodingSpec(method="broken", args={})
+    request = EngineRequest(request_id=1, prompt_token_ids=[1], sampling=SamplingParams(), decoding=spec)
+    with pytest.raises(RequestError, match=r"cannot be loaded \(the first line and the second\)"):
+        decoding.make_method(request)
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("first_then_best", f"{__name__}:FirstThenBest", "quire.decoding_methods")

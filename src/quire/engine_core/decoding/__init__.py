@@ -12,7 +12,7 @@ from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.diverse_beam_search import diverse_beam_search
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
-from quire.errors import RequestError, suggestion
+from quire.errors import RequestError, one_line, suggestion
 from quire.messages import MOST_SEQUENCES, EngineRequest
 
 MethodMaker = Callable[..., DecodingMethod]
@@ -56,8 +56,8 @@ def _maker(name: str) -> MethodMaker:
     except Exception as error:
         # Somebody else's code: whatever it raises, the request chose it.
         raise RequestError(
-            f"decoding method {name!r}: its entry point {installed[name].value!r} cannot be loaded ({error}). "
-            "Mend or uninstall the package that brings it, or choose another method.",
+            f"decoding method {name!r}: its entry point {installed[name].value!r} cannot be loaded "
+            f"({one_line(error)}). Mend or uninstall the package that brings it, or choose another method.",
             param="decoding",
         ) from error
     return maker

@@ -10,7 +10,7 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.policies.priority import Priority
 from quire.engine_core.scheduler.policies.srtf import ShortestRemaining
 from quire.engine_core.scheduler.policies.two_level import TwoLevel
-from quire.errors import OptionError, suggestion
+from quire.errors import OptionError, one_line, suggestion
 
 _WITHOUT_OPTIONS: dict[str, type[SchedulingPolicy]] = {"fifo": Fifo, "priority": Priority, "srtf": ShortestRemaining}
 _PARTS = ("key", "waiting", "victim", "is_preemptive", "progress_share")
@@ -24,7 +24,7 @@ def _load(entry: EntryPoint) -> SchedulingPolicy:
     except Exception as error:
         # Somebody else's code: whatever it raises, the user chose it by this option.
         raise OptionError(
-            f"scheduling_policy={entry.name}: its entry point {entry.value!r} cannot be loaded ({error}). "
+            f"scheduling_policy={entry.name}: its entry point {entry.value!r} cannot be loaded ({one_line(error)}). "
             "Mend or uninstall the package that brings it, or choose another policy."
         ) from error
     missing = [name for name in _PARTS if not hasattr(policy, name)]
