@@ -54,7 +54,7 @@ PARTS = {
     "Scheduler._name_granted": "names of blocks that it fills",
     "Scheduler._start": "start: the rest",
     "Scheduler._grant_running": "running rows",
-    "Scheduler._decided": "what the worker hears of a step",
+    "Scheduler._message_of": "what the worker hears of a step",
     "Scheduler.schedule": "a decision: the rest",
     "Results.settle": "results",
     "encode": "messages",

@@ -124,12 +124,12 @@ def swapped_into_each_others_blocks(take_into: Method) -> Method:
     return broken
 
 
-def releases_late(decided: Method) -> Method:
+def releases_late(message_of: Method) -> Method:
     def broken(self: Scheduler, *args: Any) -> Any:
-        found = decided(self, *args)
+        message = message_of(self, *args)
         late = getattr(self, "late", [])
-        self.late, found.released = found.released, late  # type: ignore[attr-defined]
-        return found
+        self.late, message.released = message.released, late  # type: ignore[attr-defined]
+        return message
 
     return broken
 
@@ -385,7 +385,7 @@ BREAKAGES: dict[str, Breakage] = {
         "take_into",
         swapped_into_each_others_blocks,
     ),
-    "row released late": ("the worker hears of the end a step late", Scheduler, "_decided", releases_late),
+    "row released late": ("the worker hears of the end a step late", Scheduler, "_message_of", releases_late),
     "num_computed not reset": ("who comes back counts as computed", Lifecycle, "set_progress", resumes_where_it_was),
     "progress untold": (
         "the worker is not told where a resumed one begins",

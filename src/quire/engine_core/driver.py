@@ -36,6 +36,7 @@ from quire.observability.step_times import NoStepTimes
 if TYPE_CHECKING:
     from quire.config import EngineConfig
 
+# It asks whether the run is to be recorded, and has launch.py build the core in any case.
 DEFAULT_CORE = "quire.engine_core.recorded_core:build_core"
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """The engine core (4.1.2): a state machine that is driven by calls and answers with messages.
 
 Owns the scheduler and the executor. It has no thread, no socket, no clock and no randomness: the same calls give the
-same outputs. Driven by a client in this process or by process.py over a socket.
+same outputs. Driven by a CoreDriver (driver.py), in process.py or in a thread of its client; simulations drive it
+themselves.
 """
 
 from __future__ import annotations

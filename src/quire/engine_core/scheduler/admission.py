@@ -1,6 +1,7 @@
 """Admission: may this request ever run, and what worker and client hear when it starts.
 
-Pure questions about a request and the engine's limits; whether it fits now is the scheduler's question.
+Pure questions about a request and the engine's limits; whether it fits now is admission control's question. (The
+`Admission` of a server's callers is another one: places in its queue.)
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Scheduler:
         """Decides a step; None: nobody has anything to compute."""
         rows = self._decide() if self._rows_decided is None else self._rows_decided
         self._rows_decided = None
-        return self._decided(rows, self._granted[rows]) if len(rows) else None
+        return self._message_of(rows, self._granted[rows]) if len(rows) else None
 
     def _decide(self, *, may_leap: bool = False) -> IntArray:
         """Repeats while nothing was granted and either a request ended or room was made for a stuck one. That comes to
@@ -215,7 +215,8 @@ class Scheduler:
 
     def _grant(self, *, may_leap: bool) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some.
-        `may_leap`: where it is certain that those who run get a token each, and their blocks, they get the tokens."""
+        `may_leap`, in simulations (leap.py): where it is certain that those who run get a token each, and their blocks,
+        they get the tokens."""
         self.lifecycle.line_up_ready()
         self._granted[:] = 0
         self.admission_control.begin_step(self._num_steps, has_results_to_come=bool(self._in_flight))
@@ -248,9 +249,9 @@ class Scheduler:
                 self._take_for_running(self.running.rows_in_order())
             self._rows_decided = decided
             return None
-        return self._decided_in_leap(rows), steps
+        return self._message_in_leap(rows), steps
 
-    def _decided_in_leap(self, rows: IntArray) -> SchedulerOutput:
+    def _message_in_leap(self, rows: IntArray) -> SchedulerOutput:
         """What the workers hear of the step that was just decided, and of these rows; its results are there."""
         num_tokens = self._granted[rows]
         changes = self.lifecycle.take_changes()
@@ -297,7 +298,7 @@ class Scheduler:
         self._decide(may_leap=True)
         assert self._are_plain, "those who run were certain to get their tokens"
         started = [self.lifecycle.requests[request.request_id].sequences[0] for request in requests]
-        decision = self._decided_in_leap(int_array([sequence.row for sequence in started]))
+        decision = self._message_in_leap(int_array([sequence.row for sequence in started]))
         prompts = [sequence.num_total_tokens for sequence in started]
         num_tokens = decision.num_tokens.tolist()
         if prompts != num_tokens:
@@ -320,8 +321,11 @@ class Scheduler:
         """What became of requests without a step: refused, aborted."""
         self._results.take_events(outputs)
 
-    def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
-        """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
+    def _message_of(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
+        """What the workers hear of the decision.
+
+        4.6.1: the numbers follow from the decision alone, not from what will be sampled.
+        """
         num_granted = int(num_tokens.sum())
         work = num_granted + self.rows.num_image_tokens(rows, num_tokens)
         num_decided = self._first_tokens.decided(num_granted)
