@@ -1,4 +1,4 @@
-"""Tokens to text, piece by piece. Two kinds with the same two verbs, `push` and `finish`.
+"""Tokens to text, piece by piece: two kinds, and two for special cases, with the same two verbs, `push` and `finish`.
 
 ByteDecoder serves every tokenizer whose tokens mean fixed bytes; WindowDecoder serves the rest by decoding a short
 window of tokens again. Neither ever emits a part of a character, nor text of the prompt; both are linear in time, also

@@ -45,6 +45,7 @@ class Computed:
 class StepSampler(Protocol):
     """What becomes of hidden states."""
 
+    # what a next token waits for, and the rows that get none in this step
     beside: BesideSteps
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled: ...
@@ -143,6 +144,7 @@ class StepComputation:
         with attention_context(batch, self.backend):
             arguments = self._inputs.of(batch)
             self.times.ends("prepare")
+            # on a CPU mostly a recorded program in the place of `forward` (compilation/recorded.py)
             hidden_TE = self.model(*arguments)
             self.times.ends("forward")
         try:
@@ -181,6 +183,7 @@ class StepComputation:
             self._table.step_back(sampled.late)
             output.late = sampled.late
         output.step = scheduled.step
+        # those of `sampled.late`, and those that were left out of this step
         late_rows = self.sampler.beside.late
         if self._drafting.is_on or scheduled.step_data or late_rows:
             hidden_TE = computed.hidden_TE

@@ -1,8 +1,7 @@
 """Work for the next token of a row that is too much for a step: it is done beside the steps, by one thread.
 
 A step spends at most a fifth of its time on such work. What does not fit is done by a thread of its own, and the row is
-*late*: it gets no token in this step, and is not computed again before the work is done or fits into a
-step.
+*late*: it gets no token in this step, and is not computed again before the work is done or fits into a step.
 The core learns of late rows as it learns of rejected drafts, from their numbers in StepOutput.speculated, so that time
 decides when a token comes and never which.
 
