@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from quire.interfaces.gateway import create_app
-from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
+from quire.interfaces.server.transport.http_protocol import HttpProtocol
 from quire.interfaces.server.transport.slow_readers import SlowReaders
 from quire.interfaces.server.transport.unfinished import Unfinished
 from quire.interfaces.server.transport.web_sockets import web_sockets_of
@@ -91,7 +91,7 @@ async def on_a_socket(server: Server):
     """Serves the application with uvicorn; yields the base URL."""
     config = uvicorn.Config(
         server.app,
-        http=OpenAIProtocol,
+        http=HttpProtocol,
         ws=web_sockets_of(10, Unfinished(), SlowReaders()),
         lifespan="off",
         log_config=None,

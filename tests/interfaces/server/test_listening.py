@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from quire.interfaces.server.http_server import doors
+from quire.interfaces.server.http_server import listener_copies
 from quire.interfaces.server.transport.listener import listen
 
 
@@ -14,10 +14,10 @@ def test_no_process_makes_the_socket_of_all_wait() -> None:
     first = listen("127.0.0.1", 0)
     opened = [first]
     try:
-        opened = doors(first)
+        opened = listener_copies(first)
         assert not os.get_blocking(first.fileno())
         # as a further process gets it: a number
-        opened += doors(socket.socket(fileno=os.dup(first.fileno())))
+        opened += listener_copies(socket.socket(fileno=os.dup(first.fileno())))
         assert not any(os.get_blocking(one.fileno()) for one in opened)
     finally:
         for one in opened:

@@ -25,7 +25,7 @@ from quire.interfaces.gateway.access.access import Access
 from quire.interfaces.gateway.access.api_keys import key_ring
 from quire.interfaces.gateway.access.doors import is_loopback
 from quire.interfaces.server.access.caller import PUBLIC_PATHS
-from quire.interfaces.server.http_server import doors, uvicorn_of
+from quire.interfaces.server.http_server import listener_copies, uvicorn_of
 from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
@@ -96,7 +96,7 @@ async def _run(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
         print(f"Quire serves both halves of requests at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
-        await server.serve(sockets=doors(listener))
+        await server.serve(sockets=listener_copies(listener))
     return 0
 
 

@@ -37,7 +37,7 @@ _ACCEPTED_A_TURN = 16
 _LAG_PERIOD_SECONDS = 0.1
 
 
-def doors(listener: socket.socket) -> list[socket.socket]:
+def listener_copies(listener: socket.socket) -> list[socket.socket]:
     """The same socket several times. uvloop accepts one connection of each in a turn: behind 512 that come together
     whoever asks for /health would wait for 512 turns, in which the first of them are answered already.
 
@@ -131,7 +131,9 @@ class HttpServer:
         return uvicorn_of(app, options, connections_of(*bounds, base), web_sockets_of(*bounds), self._tls)
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(server.serve(sockets=doors(listener))) for listener, server in self._ports]
+        self._tasks = [
+            asyncio.create_task(server.serve(sockets=listener_copies(listener))) for listener, server in self._ports
+        ]
         loop = asyncio.get_running_loop()
         self.metrics.event_loop_tasks.read = lambda: len(asyncio.all_tasks(loop))
         self._watches = [asyncio.create_task(_measure_loop_lag(self.metrics.event_loop_lag))]

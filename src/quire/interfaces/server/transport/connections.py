@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
+from quire.interfaces.server.transport.http_protocol import HttpProtocol
 from quire.interfaces.server.transport.slow_readers import SlowReaders, close_soon
 from quire.interfaces.server.transport.unfinished import Unfinished, num_unread
 from quire.interfaces.server.wire.errors import ApiError
@@ -19,7 +19,7 @@ from quire.interfaces.server.wire.errors import ApiError
 _MOST_UNSENT_BYTES = 4 * 1024
 
 
-class Connection(OpenAIProtocol):
+class Connection(HttpProtocol):
     """It is unfinished from the first byte that is missing to the end of the head."""
 
     # given by `connections_of`

@@ -86,7 +86,7 @@ def close_in_any_case(close: Callable[[], None], transport: asyncio.Transport) -
         transport.abort()
 
 
-class OpenAIProtocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     _head: _Head | None = None
