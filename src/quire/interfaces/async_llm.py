@@ -375,9 +375,9 @@ class AsyncLLM:
             await parts.structured.check(self, params)
         if isinstance(prompt, Mapping):
             cache_salt = salt_of(prompt, cache_salt)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
         adapter = await parts.adapters.number_of(self, lora_request) if lora_request is not None else 0
-        request = parts.maker.make(rendered.token_ids, params, media=rendered.media, adapter=adapter, **whose)
+        request = parts.maker.make(rendered.token_ids, params, media=rendered.media, adapter=adapter, **options)
         return PreparedRequest(request, rendered.text, params.logprobs is not None)
 
     async def receive(
@@ -398,8 +398,8 @@ class AsyncLLM:
         params = sampling_params if sampling_params is not None else self._defaults
         await parts.structured.check(self, params)
         adapter = await parts.adapters.number_of(self, lora_request)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant, "adapter": adapter}
-        request = parts.maker.make([], params, is_final=False, **whose)
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant, "adapter": adapter}
+        request = parts.maker.make([], params, is_final=False, **options)
         feed = PromptFeed(
             self._running,
             parts.maker,
@@ -554,8 +554,8 @@ class AsyncLLM:
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
         adapter = await parts.adapters.number_of(self, lora_request)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        return parts.embeddings.prepare(rendered, pooling_params, task, adapter=adapter, **whose)
+        options: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
+        return parts.embeddings.prepare(rendered, pooling_params, task, adapter=adapter, **options)
 
     @property
     def class_labels(self) -> ClassLabels:

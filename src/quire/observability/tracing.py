@@ -43,7 +43,8 @@ class Tracing(Protocol):
         """Sends what is left, within two seconds."""
 
 
-# That of the HTTP request that this task answers, and of the tasks that it starts.
+# That of the HTTP request that this task answers, and of the tasks that it starts. The server's is an AccessLine
+# (access_line.py), with a trace behind it or none.
 current_trace: ContextVar[RequestTrace | None] = ContextVar("quire_request_trace", default=None)
 
 

@@ -1,9 +1,9 @@
 """What stands around every endpoint: the request's id and trace, limits, who it comes from, readiness, and the last
 catch for exceptions.
 
-Plain ASGI, because the first event of every stream passes it, and all that go to slow clients; the others take the
-outlet of event_stream.py. Decisions are taken on `scope["path"]`, the path that routing uses too; a path that is
-rebuilt from the Host header can be forged.
+Plain ASGI, because the first and the last event of every stream pass it, and all that go to slow clients; the others
+take the outlet of event_stream.py. Decisions are taken on `scope["path"]`, the path that routing uses too; a path that
+is rebuilt from the Host header can be forged.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _OPEN = PUBLIC_PATHS | PAGE_PATHS
 # Answered while the model loads, too.
 _ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
+# And these, to an administrator: why an engine does not come up is to be seen while it does not.
+_UNREADY = _ALWAYS | {"/v1/admin/log_level", "/sleep", "/wake_up", "/is_sleeping"}
 # What monitoring asks every few seconds.
 _NOT_TRACED = ("/health", "/metrics")
 # The client went away before a status was sent.
 _GONE = 499
-# So are these, to an administrator: why an engine does not come up is to be seen while it does not.
-_UNREADY = _ALWAYS | {"/v1/admin/log_level", "/sleep", "/wake_up", "/is_sleeping"}
 
 
 class Gate:
@@ -90,8 +90,8 @@ class Gate:
         trace = None
         if self._tracing is not None and not scope["path"].startswith(_NOT_TRACED):
             trace = self._tracing.begin(scope.get("method", "WS"), scope["headers"])
-        line = AccessLine(trace)
-        token = current_trace.set(line)
+        access_line = AccessLine(trace)
+        token = current_trace.set(access_line)
         tenant = ""
         try:
             caller = self._checked(scope, request_id.decode())
@@ -115,7 +115,7 @@ class Gate:
             await response.end_with(unavailable("The server is shutting down."), scope, receive)
         finally:
             current_trace.reset(token)
-            self._account(scope, response, request_id, time.monotonic() - began, tenant, line)
+            self._account(scope, response, request_id, time.monotonic() - began, tenant, access_line)
 
     def _checked(self, scope: Scope, request_id: str) -> Caller:
         """Raises what the request is refused with at the door."""
@@ -147,11 +147,11 @@ class Gate:
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
     def _account(
-        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, tenant: str, of_engine: AccessLine
+        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, tenant: str, access_line: AccessLine
     ) -> None:
         route = getattr(scope.get("route"), "path", "none")
         status = _GONE if scope.get("client_gone") else response.status or _GONE
-        of_engine.end(route, status)
+        access_line.end(route, status)
         self._metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
         if not logger.isEnabledFor(level):
@@ -167,11 +167,11 @@ class Gate:
             "seconds": round(seconds, 6),
             "request_id": request_id.decode(),
             **({"tenant": tenant} if tenant else {}),
-            **of_engine.fields(),
+            **access_line.fields(),
         }
-        line = "%s %s %d %.3f s %s %s%s"
-        words = method, route, status, seconds, fields["request_id"], client, of_engine.words()
-        logger.log(level, line, *words, extra={"fields": fields})
+        form = "%s %s %d %.3f s %s %s%s"
+        words = method, route, status, seconds, fields["request_id"], client, access_line.words()
+        logger.log(level, form, *words, extra={"fields": fields})
 
 
 class _Response:

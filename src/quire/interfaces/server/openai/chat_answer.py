@@ -78,6 +78,7 @@ class ChatAnswer:
     def __init__(self, body: ChatRequest, work: Work) -> None:
         options = body.stream_options or StreamOptions()
         self._work = work
+        # what starts an Answer; it is ended there, too
         self.generating = work.generating
         self._renderer = work.model.renderer
         self._has_logprobs = work.params.logprobs is not None
@@ -148,20 +149,24 @@ class ChatAnswer:
         if delta.token_ids and (self._has_logprobs or self._shows_token_ids):
             added = added or [_CONTENT % b'""']
         ends = delta.finish_reason is not None
-        for one in added:
-            if ends and self._counts_on and one is added[-1]:
+        for addition in added:
+            if ends and self._counts_on and addition is added[-1]:
                 # a client that reads the counts takes an event with the same one for an error
                 end = (encode_json(delta.finish_reason), encode_json(delta.stop_reason))
-                choices.append(_ADDED_LAST % (index, one, shown, *end))
+                choices.append(_ADDED_LAST % (index, addition, shown, *end))
                 ends = False
                 break
-            choices.append(_ADDED % (index, one, shown))
+            choices.append(_ADDED % (index, addition, shown))
             # they are of all tokens of this difference
             shown = b"null"
         if ends:
             choices.append(_END % (index, encode_json(delta.finish_reason), encode_json(delta.stop_reason)))
         if self._shows_token_ids and choices:
-            choices = [with_token_ids(one, token_ids=delta.token_ids if one is choices[0] else []) for one in choices]
+            first, *others = choices
+            choices = [
+                with_token_ids(first, token_ids=delta.token_ids),
+                *(with_token_ids(choice, token_ids=[]) for choice in others),
+            ]
         return choices
 
     async def end(self) -> bytes:
@@ -204,13 +209,13 @@ class ChatAnswer:
         )
 
     def _whole_choice(self, index: int) -> ChatChoice:
-        one = self._choices[index]
-        logprobs = ChatLogprobs(one.logprobs.value()) if self._has_logprobs else None
-        message = one.message()
+        choice = self._choices[index]
+        logprobs = ChatLogprobs(choice.logprobs.value()) if self._has_logprobs else None
+        message = choice.message()
         if self._echo:
             message.content = self._echo + (message.content or "")
-        token_ids = self._if_shown(one.token_ids)
-        return ChatChoice(index, message, logprobs, one.finish_reason, one.stop_reason, token_ids)
+        token_ids = self._if_shown(choice.token_ids)
+        return ChatChoice(index, message, logprobs, choice.finish_reason, choice.stop_reason, token_ids)
 
     def _if_shown(self, token_ids: list[int]) -> list[int] | UnsetType | None:
         if self._shows_token_ids is None:

@@ -52,7 +52,7 @@ class KVTransferParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     handover: str | None = None
 
 
-class Whole:
+class NoTransfer:
     """A request that is one server's."""
 
     def prepared(self, prepared: PreparedRequest) -> PreparedRequest:
@@ -67,7 +67,7 @@ class Whole:
         return UNSET
 
 
-class HandsOver(Whole):
+class HandsOver(NoTransfer):
     """Another server goes on."""
 
     def __init__(self, model: str) -> None:
@@ -101,7 +101,7 @@ class HandsOver(Whole):
         return KVTransferParams(do_remote_prefill=True, handover=sealed)
 
 
-class TakesOver(Whole):
+class TakesOver(NoTransfer):
     """Another server has begun."""
 
     def __init__(self, tokens: list[FirstToken], model: str, block_size: int, *, is_judged: bool) -> None:
@@ -117,14 +117,14 @@ class TakesOver(Whole):
         return taking_over(prepared, first, self._model, self._block_size, is_judged=self._is_judged)
 
 
-def transfer_of(body: GenerationFields, model: ServedModel) -> Whole:
+def transfer_of(body: GenerationFields, model: ServedModel) -> NoTransfer:
     """What a request's `kv_transfer_params` ask for. Raises for what is wrong with them."""
     if not body.kv_transfer_params:
-        return Whole()
+        return NoTransfer()
     params = _checked(body.kv_transfer_params)
     config = model.engine.config
     if not (params.do_remote_decode or params.do_remote_prefill):
-        return Whole()
+        return NoTransfer()
     _check_role(params, config)
     if params.do_remote_decode:
         if body.stream:
@@ -132,7 +132,7 @@ def transfer_of(body: GenerationFields, model: ServedModel) -> Whole:
         return HandsOver(config.worker.model_as_run)
     if params.handover is None:
         # a prompt that was computed elsewhere is found by name, if it is there
-        return Whole()
+        return NoTransfer()
     try:
         tokens = unseal(params.handover)
     except ValueError:

@@ -26,7 +26,7 @@ from quire.interfaces.hooks.judged_calls import JudgedCalls
 from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import within_time
-from quire.interfaces.server.openai.kv_transfer import Whole, transfer_of
+from quire.interfaces.server.openai.kv_transfer import NoTransfer, transfer_of
 from quire.interfaces.server.openai.logprobs import ALL
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
@@ -88,8 +88,8 @@ class Work:
     counts: Counts = field(default_factory=Counts)
     # what stands before each answer
     echo: str = ""
-    # what of it is another server's
-    transfer: Whole = field(default_factory=Whole)
+    # what of it is another server's; most have no such part
+    transfer: NoTransfer = field(default_factory=NoTransfer)
     # its answer tells what it took
     shows_times: bool = False
     # of its prompts, once it runs
@@ -110,13 +110,13 @@ class Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's for
         other fields, and so are `prompt_names`, of each prompt where there are several."""
         caller = current_caller()
-        whose = _whose(model, caller, body)
+        options = _options_of(model, caller, body)
         names = {**form_names(body), **(names or {})}
         prepared: list[Any] = []
         transfer = transfer_of(body, model)
         try:
             for prompt in prompts:
-                prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **whose)))
+                prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **options)))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
@@ -133,12 +133,12 @@ class Work:
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
         caller = current_caller()
-        whose = _whose(model, caller, body)
-        whose["add_special_tokens"] = body.add_special_tokens is not False
+        options = _options_of(model, caller, body)
+        options["add_special_tokens"] = body.add_special_tokens is not False
         reservation = caller.admission.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
         try:
             with within_time(caller.admission, reservation, is_arriving=True):
-                received = await model.engine.receive(pieces, params, **whose)
+                received = await model.engine.receive(pieces, params, **options)
         except BaseException as error:
             reservation.close()
             if isinstance(error, RequestError):
@@ -183,11 +183,11 @@ class Work:
             trace.describe(self._description())
         with closing(self.accepted()) as reservation, within_time(self.caller.admission, reservation):
             self._observers = self._observed()
-            watch = _Watch(self, reservation, self._observers)
+            observer = _WorkObserver(self, reservation, self._observers)
             try:
-                generation = self._with_judged_calls(await self.model.engine.open_all(self.prepared, watch))
+                generation = self._with_judged_calls(await self.model.engine.open_all(self.prepared, observer))
             except BaseException as error:
-                watch.end("error" if isinstance(error, Exception) else "abort")
+                observer.end("error" if isinstance(error, Exception) else "abort")
                 raise
             async with aclosing(generation):
                 yield generation
@@ -285,7 +285,7 @@ def num_sequences(params: GenerationParams) -> int:
     return params.beam_width if isinstance(params, BeamSearchParams) else params.n
 
 
-def _whose(model: ServedModel, caller: Caller, body: GenerationFields) -> dict[str, Any]:
+def _options_of(model: ServedModel, caller: Caller, body: GenerationFields) -> dict[str, Any]:
     return {
         "priority": caller.priority(body.priority),
         "cache_salt": body.cache_salt or "",
@@ -298,8 +298,8 @@ def _in_words_of_the_client(error: RequestError, params: GenerationParams, names
     return renamed(error, {**names, **(BEAM_NAMES if isinstance(params, BeamSearchParams) else {})})
 
 
-class _Watch:
-    """Hears of all that comes before its reader does: counted, timed, read."""
+class _WorkObserver:
+    """Hears of all that comes before its reader does (an OutputObserver): counted, timed, read."""
 
     def __init__(self, work: Work, reservation: Reservation, observers: Sequence[RequestObserver]) -> None:
         params = work.params
