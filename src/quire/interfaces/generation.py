@@ -52,7 +52,7 @@ class _Request:
     def __init__(
         self, prepared: PreparedRequest, client: AsyncEngineClient, assembly: RequestAssembly, label: _Label
     ) -> None:
-        """Starts it. `label`: what it bears until it is closed."""
+        """Starts it. `label`: entered until it is closed, so that its name ends it meanwhile (labels.py)."""
         self.id = prepared.request.request_id
         self.assembly = assembly
         self.is_whole = prepared.is_whole

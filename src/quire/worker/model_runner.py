@@ -46,7 +46,7 @@ class ModelRunner:
         # those that do something at each place of a step
         self._beginning = having("begin", members)
         self._preparing = having("prepare", members)
-        self._waiting = having("without_waiting", members)
+        self._leaving_out = having("without_waiting", members)
         self._ending = having("end", members)
         self._closing = having("close", members)
 
@@ -66,7 +66,7 @@ class ModelRunner:
         for member in self._preparing:
             failures |= member.prepare(scheduled)
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
-        for member in self._waiting:
+        for member in self._leaving_out:
             rows, num_tokens = member.without_waiting(rows, num_tokens)
         self.cache.copies.before_step(scheduled.rows)
         output = self.isolation.run(scheduled, rows, num_tokens)

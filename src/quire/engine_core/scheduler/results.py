@@ -1,6 +1,6 @@
 """What comes back from a step: tokens become known, drafts are settled, stop rules are held against what was sampled.
 
-Owns the steps in flight. Others may have been decided before the results of one arrive (4.6.1), so what comes back is
+Takes steps out of flight. Others may have been decided before the results of one arrive (4.6.1), so what comes back is
 held against what has changed since: a row may have ended, changed hands, or been set back to be computed again. Called
 by the scheduler alone.
 """
