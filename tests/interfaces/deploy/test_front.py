@@ -70,6 +70,17 @@ def test_a_copy_that_is_lost_before_it_has_said_anything_costs_nothing():
     run(test())
 
 
+def test_an_answer_that_nobody_reads_is_over_when_it_is_closed():
+    async def test():
+        front = front_of(FakeCopy(STREAM, b"a"), FakeCopy(STREAM, b"a"))
+        for number in range(4):
+            _, parts = await front.answer(chat(str(number)))
+            await parts.aclose()
+        assert [replica.num_sequences for replica in front._router.replicas()] == [0, 0]
+
+    run(test())
+
+
 def test_sounds_are_passed_on():
     """A form is no text of which a copy could hold the beginning."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 1
 
 
 class AnyFront(Protocol):
-    async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]: ...
+    async def answer(self, request: Request) -> tuple[Head, AsyncGenerator[bytes, None]]: ...
 
 
 class BodyRoom:
@@ -99,8 +99,9 @@ class HeldBody:
 class _Passed(StreamingResponse):
     """An answer that is passed on; the request's body goes with its end, whatever that is."""
 
-    def __init__(self, parts: AsyncIterator[bytes], head: Head, body: HeldBody) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes, None], head: Head, body: HeldBody) -> None:
         super().__init__(parts, head.status, dict(head.headers))
+        self._parts = parts
         self._held = body
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -108,6 +109,8 @@ class _Passed(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._held.free()
+            # a client that left before the first part has read nothing of it
+            await self._parts.aclose()
 
 
 async def answer(front: AnyFront, request: HttpRequest, room: BodyRoom, client: str = "") -> Response:

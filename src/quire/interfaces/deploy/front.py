@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
@@ -131,8 +131,8 @@ class Front:
     def num_serving(self) -> int:
         return len(self._router)
 
-    async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
-        """The first copy's that says anything."""
+    async def answer(self, request: Request) -> tuple[Head, AsyncGenerator[bytes, None]]:
+        """The first copy's that says anything. Whoever has the rest reads it or closes it: so long it counts as open."""
         path = request.target.partition("?")[0]
         if path in HEALTH_PATHS:
             return _answered(200 if self.num_serving else 503, {"serving": self.num_serving, "of": len(self._copies)})
@@ -158,7 +158,10 @@ class Front:
                 assert isinstance(head, Head)
                 # A server that serves all others says so too: to who waited too long, or asks for a model that fails.
                 if head.status != 503 or self.num_serving == 1 or await _is_ready(copy):
-                    return head, self._rest(name, choice.replica, copy, head, parts, pieces)
+                    rest = self._rest(name, choice.replica, copy, head, parts, pieces)
+                    # what has not begun would not notice that it is closed
+                    await anext(rest)
+                    return head, rest
             except asyncio.CancelledError:
                 self._router.end(name)
                 raise
@@ -179,8 +182,9 @@ class Front:
 
     async def _rest(
         self, name: int, number: int, copy: Copy, head: Head, parts: AsyncIterator[Head | bytes], pieces: list[int]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         try:
+            yield b""
             while (part := await self._next_of(parts)) is not None:
                 assert isinstance(part, bytes)
                 self._router.first_token(name)
@@ -271,16 +275,16 @@ def _error(text: str, code: str) -> bytes:
     return json.dumps({"error": {"message": text, "type": "server_error", "param": None, "code": code}}).encode()
 
 
-def _refused(status: int, text: str, code: str) -> tuple[Head, AsyncIterator[bytes]]:
+def _refused(status: int, text: str, code: str) -> tuple[Head, AsyncGenerator[bytes, None]]:
     return _whole(status, _error(text, code))
 
 
-def _answered(status: int, fields: dict[str, int]) -> tuple[Head, AsyncIterator[bytes]]:
+def _answered(status: int, fields: dict[str, int]) -> tuple[Head, AsyncGenerator[bytes, None]]:
     return _whole(status, json.dumps(fields).encode())
 
 
-def _whole(status: int, body: bytes) -> tuple[Head, AsyncIterator[bytes]]:
-    async def parts() -> AsyncIterator[bytes]:
+def _whole(status: int, body: bytes) -> tuple[Head, AsyncGenerator[bytes, None]]:
+    async def parts() -> AsyncGenerator[bytes, None]:
         yield body
 
     return Head(status, [("content-type", "application/json"), ("content-length", str(len(body)))]), parts()

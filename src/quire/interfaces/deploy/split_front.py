@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import msgspec
@@ -38,7 +38,7 @@ class SplitFront:
         self._prefill = prefill
         self._decode = decode
 
-    async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
+    async def answer(self, request: Request) -> tuple[Head, AsyncGenerator[bytes, None]]:
         path = request.target.partition("?")[0]
         if path in HEALTH_PATHS:
             return self._health()
@@ -63,7 +63,7 @@ class SplitFront:
         except Exception:  # it was lost with a part of its answer, or stands still
             return _LOST, b""
 
-    def _health(self) -> tuple[Head, AsyncIterator[bytes]]:
+    def _health(self) -> tuple[Head, AsyncGenerator[bytes, None]]:
         serving = {"prefill": self._prefill.num_serving, "decode": self._decode.num_serving}
         head = Head(200 if serving["decode"] else 503, [("content-type", "application/json")])
         return head, _once(json.dumps(serving).encode())
@@ -96,5 +96,5 @@ def _params_in(body: bytes) -> bytes:
     return bytes((fields_of(body) or {}).get(_FIELD, b"null"))
 
 
-async def _once(body: bytes) -> AsyncIterator[bytes]:
+async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
