@@ -113,6 +113,8 @@ def test_a_front_has_one_as_well(tmp_path: Path) -> None:
         ("config: other.yaml", "config: quire trial has no such option"),
         ("config:", "config: quire trial has no such option"),
         ("max-model-len: [100, 200]", "max-model-len: this takes one value, not a list of 2"),
+        ("hf-overrides: [[]]", "hf-overrides: a list in a list is no value"),
+        ("served-model-name: [[a], b]", "served-model-name: a list in a list is no value"),
         ("max-model-len: 5\nmax_model_len: 6", "max-model-len stands there twice"),
         ("- 5", "must hold names and values"),
         (

@@ -68,6 +68,8 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(action, ElsewhereAction) and action.is_entry:
                 values |= {} if value is None else {action.dest: value}
                 continue
+            if isinstance(value, list) and any(isinstance(entry, list) for entry in value):
+                raise OptionError(f"config={file}: {name}: a list in a list is no value of an option. Write one list.")
             takes_one = type(action) is argparse._StoreAction and not action.nargs
             if takes_one and isinstance(value, list) and len(value) > 1:
                 raise OptionError(f"config={file}: {name}: this takes one value, not a list of {len(value)}.")

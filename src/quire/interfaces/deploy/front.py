@@ -132,7 +132,7 @@ class Front:
         return len(self._router)
 
     async def answer(self, request: Request) -> tuple[Head, AsyncGenerator[bytes, None]]:
-        """The first copy's that says anything. Whoever has the rest reads it or closes it: so long it counts as open."""
+        """The first copy's that says anything. Whoever has the rest reads or closes it; so long it counts as open."""
         path = request.target.partition("?")[0]
         if path in HEALTH_PATHS:
             return _answered(200 if self.num_serving else 503, {"serving": self.num_serving, "of": len(self._copies)})
