@@ -57,6 +57,34 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.packed = None
 
     @property
+    def num_logprobs(self) -> int:
+        """Of all its positions, which have about as many each."""
+        return sum(
+            len(positions) * len(positions[-1].token_ids)
+            for positions in (self.prompt_logprobs, self.logprobs)
+            if positions
+        )
+
+    def beginning(self, most: int) -> TokenDelta:
+        """Its first positions, with at most so many log-probabilities but at least one; they are here no more. Those of
+        the prompt come first; how it ends stays with what is left."""
+        first = TokenDelta(
+            self.index,
+            num_cached_tokens=self.num_cached_tokens,
+            first_miss=self.first_miss,
+            share_of_others=self.share_of_others,
+        )
+        self.num_cached_tokens = self.share_of_others = None
+        self.first_miss = ""
+        if self.prompt_logprobs:
+            first.prompt_logprobs, self.prompt_logprobs = _cut(self.prompt_logprobs, most)
+        elif self.logprobs:
+            first.logprobs, self.logprobs = _cut(self.logprobs, most)
+            count = len(first.logprobs)
+            first.token_ids, self.token_ids = self.token_ids[:count], self.token_ids[count:]
+        return first
+
+    @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
@@ -95,3 +123,8 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.is_lost = later.is_lost
             self.num_drafted_tokens = later.num_drafted_tokens
             self.num_accepted_tokens = later.num_accepted_tokens
+
+
+def _cut(positions: list[TokenLogprobs], most: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs] | None]:
+    count = max(1, most // len(positions[-1].token_ids))
+    return positions[:count], positions[count:] or None

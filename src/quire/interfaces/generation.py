@@ -21,8 +21,8 @@ from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.renderer import Renderer
 
-# Positions whose log-probabilities are named in a turn of the event loop: with 20 tokens each, some 10 ms.
-_MOST_POSITIONS = 1_000
+# Log-probabilities that are named in a turn of the event loop, and that whoever reads them then writes.
+_MOST_LOGPROBS = 4_000
 
 
 class OutputObserver(Protocol):
@@ -58,6 +58,8 @@ class _Request:
         self.is_whole = prepared.is_whole
         self.has_started = False
         self.tokens: Stream[TokenDelta] = prepared.start(client)
+        # what was taken of them, and waits for its turn of the event loop
+        self.late: list[TokenDelta] = []
         self._label: _Label | None = label
         label.__enter__()
 
@@ -119,25 +121,39 @@ class Generation:
         self._heard = {}
         news: list[OutputDelta] = []
         see = self._observer.see
-        num_positions = 0
+        num_named = 0
         put_off: list[_Request] = []
         try:
             for request in heard:
-                if num_positions > _MOST_POSITIONS:
+                if num_named >= _MOST_LOGPROBS:
                     put_off.append(request)
                     continue
                 tokens = request.tokens
                 push = request.assembly.push
-                for delta in tokens.take():
-                    new = push(delta)
-                    num_positions += len(new.prompt_logprobs or ()) + len(new.logprobs or ())
+                late: list[TokenDelta] = []
+                for delta in request.late or tokens.take():
+                    if num_named >= _MOST_LOGPROBS:
+                        late.append(delta)
+                        continue
+                    part = delta
+                    if delta.logprobs or delta.prompt_logprobs:
+                        num_named += delta.num_logprobs
+                        if delta.num_logprobs > _MOST_LOGPROBS:
+                            part = delta.beginning(_MOST_LOGPROBS)
+                            late.append(delta)
+                    new = push(part)
                     if new.finish_reason is not None:
+                        # a stop string may be met before what is left
+                        late.clear()
                         self._see_end(request, new, delta.index)
                     elif new.num_cached_tokens is not None:
                         request.has_started = True
                     see(new)
                     news.append(new)
-                if tokens.is_done:
+                request.late = late
+                if late:
+                    put_off.append(request)
+                elif tokens.is_done:
                     self._open.discard(request)
                 elif tokens.has_news:
                     # what ended it may lie behind what came before

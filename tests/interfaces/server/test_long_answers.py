@@ -23,6 +23,7 @@ from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, lon
 from quire.messages import TokenLogprobs
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
+from quire.testing.fake_llm import fake_renderer
 
 # A call of a Python function takes some 0.1 us here; without parts there are 100,000 to a million of them.
 MOST_CALLS_OF_A_TURN = 30_000
@@ -311,5 +312,77 @@ def test_prompts_with_many_log_probabilities_have_turns_of_their_own(run):
         return taken
 
     taken = run(main())
-    assert [len(deltas) for deltas in taken] == [3] * 6 + [2]
+    assert [len(deltas) for deltas in taken] == [5] * 4
     assert [delta.index for deltas in taken for delta in deltas] == list(range(20))
+
+
+class Beams(Prompt):
+    """All outputs of a request come at once, and each is long."""
+
+    def __init__(self, num_outputs, **settings):
+        super().__init__(0, 1)
+        self.prompt_token_ids = [1]
+        self.shows_logprobs = True
+        self.num_outputs = num_outputs
+        self.request.sampling = SamplingParams(n=num_outputs, logprobs=2, **settings)
+
+    def take(self):
+        return [
+            TokenDelta(
+                index,
+                list(range(LENGTH)),
+                logprobs=[TokenLogprobs([token, 7, 8], [-0.5, -0.5, -1.5], [1, 1, 2]) for token in range(LENGTH)],
+                prompt_logprobs=[TokenLogprobs([5, 6], [-0.5, -1.5], [1, 2])] * LENGTH if index == 0 else None,
+                num_cached_tokens=index,
+                finish_reason="length",
+            )
+            for index in range(self.num_outputs if super().take() else 0)
+        ]
+
+
+LENGTH = 3_000
+
+
+async def taken_by_turn(generation, beams):
+    generation.start(beams, contextlib.nullcontext())
+    beams.come()
+    taken = [generation.take()]
+    generation.tell(lambda: taken.append(generation.take()))
+    while not generation.is_done:
+        num_taken = len(taken)
+        await asyncio.sleep(0)
+        assert len(taken) == num_taken + 1
+    return taken
+
+
+def test_outputs_with_many_log_probabilities_come_in_parts(run):
+    taken = run(taken_by_turn(Generation(None, None, Unobserved()), Beams(4, detokenize=False)))
+    for deltas in taken:
+        shown = [position for delta in deltas for position in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ()))]
+        assert 0 < sum(map(len, shown)) < 10_000
+    deltas = [delta for deltas in taken for delta in deltas]
+    for index in range(4):
+        *parts, last = [delta for delta in deltas if delta.index == index]
+        assert parts
+        assert [delta.finish_reason for delta in (*parts, last)] == [None] * len(parts) + ["length"]
+        assert [delta.num_cached_tokens for delta in (*parts, last)] == [index] + [None] * len(parts)
+        assert [token for delta in (*parts, last) for token in delta.token_ids] == list(range(LENGTH))
+        positions = [position for delta in (*parts, last) for position in delta.logprobs or ()]
+        assert [next(iter(position)) for position in positions] == list(range(LENGTH))
+        assert sum(len(delta.prompt_logprobs or ()) for delta in (*parts, last)) == (LENGTH if index == 0 else 0)
+
+
+def test_of_an_output_in_parts_nothing_follows_a_stop_string(run):
+    aborted = []
+
+    class Client:
+        def abort(self, request_id, index):
+            aborted.append(index)
+
+    renderer = fake_renderer()
+    stop = renderer.decode([10, 11, 12])
+    generation = Generation(Client(), renderer, Unobserved())
+    deltas = [delta for deltas in run(taken_by_turn(generation, Beams(2, stop=[stop]))) for delta in deltas]
+    assert [delta.finish_reason for delta in deltas if delta.token_ids] == ["stop", "stop"]
+    assert [delta.token_ids for delta in deltas if delta.token_ids] == [list(range(13))] * 2
+    assert aborted == [0, 1]
