@@ -67,6 +67,7 @@ TEXT = ("word " * 60).strip()
         ("/v1/embeddings", {"input": [TEXT] * 2_000, "encoding_format": "base64"}),
         ("/v1/completions", {"prompt": [TEXT] * 200, "max_tokens": 1}),
         ("/v1/completions", {"prompt": [TEXT] * 200, "max_tokens": 4, "stream": True}),
+        ("/v1/completions", {"prompt": TEXT, "n": 8, "echo": True, "logprobs": 5, "max_tokens": 2, "stream": True}),
     ],
     ids=lambda value: value if isinstance(value, str) else ", ".join(name for name in value),
 )

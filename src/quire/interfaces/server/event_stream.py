@@ -8,7 +8,7 @@ arrive as bytes that are complete; several that are ready together are sent toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -20,6 +20,8 @@ from quire.engine_client import Stream, each_of
 from quire.interfaces.server.access.in_flight import InFlight, Receive, Ticket
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of
 
+# Written in a turn of the event loop, and one event more: what is ready beyond it has the next turns.
+_BYTES_OF_TURN = 64 * 1024
 KEEP_ALIVE_SECONDS = 15.0
 # A client that takes nothing for so long is taken for gone.
 WRITE_DEADLINE_SECONDS = 60.0
@@ -131,6 +133,9 @@ class _Writer:
         self._on_its_way: asyncio.Task[None] | None = None
         self._stream: Stream[Any] | None = None
         self._encode: Callable[[Any], bytes] = bytes
+        # taken of the stream, and not written yet
+        self._left: list[Any] = []
+        self._is_due = False
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_started = False
         self.last_progress = self._clock()
@@ -167,23 +172,43 @@ class _Writer:
 
     def _take(self) -> None:
         """Called when something has come, and when the client has taken what was sent."""
-        if self._stream is None or self._on_its_way is not None or self._over.done():
+        if self._stream is None or self._on_its_way is not None or self._is_due or self._over.done():
             return
         stream = self._stream
         has_more = True
         try:
             while has_more and self._on_its_way is None:
-                data = b"".join(map(self._encode, stream.take()))
+                data = self._encoded(self._left or stream.take())
                 if data:
                     self.last_progress = self._clock()
                     if not self._outlet(data):
                         self._begin(data)
                 # an end that came while the client was slow is told of by nobody a second time
-                has_more = stream.has_news and not stream.is_done
-            if stream.is_done and self._on_its_way is None:
+                has_more = not self._left and stream.has_news and not stream.is_done
+            if self._on_its_way is not None:
+                return
+            if self._left:
+                self._is_due = True
+                asyncio.get_running_loop().call_soon(self._take_what_is_left)
+            elif stream.is_done:
                 self._over.set_result(None)
         except Exception as error:
             self._over.set_exception(error)
+
+    def _encoded(self, pieces: Iterable[Any]) -> bytes:
+        waiting = iter(pieces)
+        encode = self._encode
+        data = b""
+        for piece in waiting:
+            data += encode(piece)
+            if len(data) > _BYTES_OF_TURN:
+                break
+        self._left = list(waiting)
+        return data
+
+    def _take_what_is_left(self) -> None:
+        self._is_due = False
+        self._take()
 
     def _begin(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends; what cannot be sent at once is on its way afterwards."""

@@ -6,6 +6,8 @@ Where its prompts came from, and how the answer is sent, is the endpoints' busin
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from msgspec.json import encode as encode_json
@@ -18,7 +20,7 @@ from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, T
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
 from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.interfaces.server.openai.work import Work
-from quire.outputs import Logprobs, PromptLogprobs
+from quire.outputs import Logprob, Logprobs, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -30,6 +32,45 @@ class _Choice:
     logprobs: Logprobs = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+
+class _Echo:
+    """A prompt as all its continuations repeat it: made once, for a stream in the parts in which its log-probabilities
+    come."""
+
+    def __init__(self, text: str, token_ids: list[int], builder: CompletionLogprobsBuilder | None) -> None:
+        self.text = text
+        self._token_ids = token_ids
+        self._builder = builder
+        self._num_tokens = 0
+        self._parts: list[bytes] = []
+        self._whole: CompletionLogprobs | None = None
+
+    def add(self, positions: Sequence[dict[int, Logprob] | None]) -> None:
+        if self._builder is None:
+            return
+        # the first token of a prompt has none
+        scores: PromptLogprobs = [*positions] if self._num_tokens else [None, *positions]
+        end = self._num_tokens + len(scores)
+        self._parts.append(encode_json(self._builder.build(self._token_ids[self._num_tokens : end], scores)))
+        self._num_tokens = end
+
+    def choices(self, number: int) -> list[bytes]:
+        """When all has come. The first one has the text."""
+        if not self._parts:
+            # one token, of which nothing comes
+            self.add([None] * (len(self._token_ids) - 1))
+        first, *others = self._parts or [b"null"]
+        return [_text_choice(number, self.text, first), *(_text_choice(number, "", part) for part in others)]
+
+    async def whole(self, positions: PromptLogprobs) -> CompletionLogprobs | None:
+        if self._whole is None and self._builder is not None:
+            self._whole = await self._builder.build_whole(self._token_ids, positions)
+        return self._whole
+
+    def builder(self) -> CompletionLogprobsBuilder | None:
+        """For one that goes on from here."""
+        return copy(self._builder)
 
 
 class Continuations:
@@ -50,7 +91,6 @@ class Continuations:
         options = body.stream_options or StreamOptions()
         self._work = work
         self.generating = work.generating
-        self._texts = texts
         self._has_output = body.max_tokens != 0
         self._num_top = work.num_top(body.logprobs)
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
@@ -75,7 +115,8 @@ class Continuations:
         # one a choice, because each counts its own characters
         self._builders = [self._builder() for _ in range(work.num_choices)]
         self._choices = [_Choice() for _ in range(work.num_choices)]
-        self._echoes = bool(body.echo)
+        prompts = zip(texts, work.prompts, strict=True) if body.echo else ()
+        self._echoes = [_Echo(*prompt, self._builder()) for prompt in prompts]
         self._not_echoed = set(range(work.num_choices)) if body.echo else set()
         self._begun: set[int] = set()
         shows_more = self._num_top is not None or self._shows_token_ids or self._counts_on
@@ -90,7 +131,7 @@ class Continuations:
         return CompletionLogprobsBuilder(self._names, self._num_top, skip_special_tokens=skip)
 
     def _frame(self, number: int) -> tuple[bytes, bytes] | None:
-        before, _, after = _text_choice(number, "", None).partition(b'""')
+        before, _, after = _text_choice(number, "", b"null").partition(b'""')
         return self._events.frame(before, after)
 
     # ------------------------------------------------------------------------------------------ to bytes
@@ -101,22 +142,28 @@ class Continuations:
         if frame is not None and delta.text and delta.finish_reason is None and not self._not_echoed:
             # nearly every token comes this way
             return frame[0] + encode_json(delta.text) + frame[1]
-        self._add_scores(delta)
-        choices = []
-        # the prompt's scores are complete when the first token comes
-        if number in self._not_echoed and (delta.token_ids or delta.finish_reason):
-            self._not_echoed.remove(number)
-            choices.append(self._echoed(number))
+        choices: list[bytes] = []
+        if self._echoes:
+            echo = self._echoes[self._prompt_number(number)]
+            if delta.prompt_logprobs is not None:
+                echo.add(delta.prompt_logprobs)
+            # the prompt's scores are complete when the first token comes
+            if number in self._not_echoed and (delta.token_ids or delta.finish_reason):
+                self._not_echoed.remove(number)
+                choices = echo.choices(number)
+                self._builders[number] = echo.builder()
+        num_echoed = len(choices)
         choices += self._encoded(number, delta)
         if self._shows_token_ids and choices:
-            choices = self._with_token_ids(number, choices, delta.token_ids if self._has_output else [])
+            token_ids = delta.token_ids if self._has_output else []
+            choices = self._with_token_ids(number, choices, num_echoed, token_ids)
         beside = b',"usage":' + encode_json(self._work.counts.usage()) if self._counts_on else b""
         return b"".join(self._events.event(choice, beside) for choice in choices)
 
-    def _with_token_ids(self, number: int, choices: list[bytes], token_ids: list[int]) -> list[bytes]:
-        """Tokens come with the last of the choices that have any, and those of the prompt with the very first."""
+    def _with_token_ids(self, number: int, choices: list[bytes], num_echoed: int, token_ids: list[int]) -> list[bytes]:
+        """Tokens come with the first of the choices behind the echo, and those of the prompt with the very first."""
         each: list[dict[str, list[int]]] = [{"token_ids": []} for _ in choices]
-        each[0 if len(choices) == 1 or number in self._begun or not self._echoes else 1]["token_ids"] = token_ids
+        each[min(num_echoed, len(choices) - 1)]["token_ids"] = token_ids
         if number not in self._begun:
             self._begun.add(number)
             each[0]["prompt_token_ids"] = self._work.prompts[self._prompt_number(number)]
@@ -127,14 +174,6 @@ class Continuations:
             return b""
         return self._events.usage_event(await self._usage(), self._work.times())
 
-    def _echoed(self, number: int) -> bytes:
-        """The choice that repeats the prompt."""
-        prompt_number = self._prompt_number(number)
-        prompt = self._work.prompts[prompt_number]
-        builder = self._builders[number]
-        columns = builder.build(prompt, self._scores_of(prompt_number)) if builder else None
-        return _text_choice(number, self._texts[prompt_number], columns)
-
     def _encoded(self, number: int, delta: OutputDelta) -> list[bytes]:
         """Choices of a difference: its text if there is any, then its end."""
         builder = self._builders[number]
@@ -142,7 +181,7 @@ class Continuations:
         if self._has_output:
             columns = builder.build(delta.token_ids, delta.logprobs or []) if builder else None
             if delta.text or (columns and columns.tokens) or (self._shows_token_ids and delta.token_ids):
-                choices.append(_text_choice(number, delta.text, columns))
+                choices.append(_text_choice(number, delta.text, encode_json(columns)))
         if delta.finish_reason is not None:
             choices.append(_END % (number, encode_json(delta.finish_reason), encode_json(delta.stop_reason)))
         return choices
@@ -178,19 +217,23 @@ class Continuations:
         prompt_number = self._prompt_number(number)
         prompt = self._work.prompts[prompt_number]
         scores = self._scores_of(prompt_number)
-        columns = None
+        text = "".join(choice.texts)
+        columns = CompletionLogprobs()
+        if self._echoes:
+            echo = self._echoes[prompt_number]
+            text = echo.text + text
+            if (echoed := await echo.whole(scores)) is not None:
+                columns.extend(echoed)
+            self._builders[number] = echo.builder()
         builder = self._builders[number]
         if builder:
-            columns = CompletionLogprobs()
-            if self._echoes:
-                columns.extend(await builder.build_whole(prompt, scores))
             columns.extend(await builder.build_whole(choice.token_ids, choice.logprobs))
             # given back one by one: a million objects at once would hold the event loop
             choice.logprobs = []
-        text = (self._texts[prompt_number] if self._echoes else "") + "".join(choice.texts)
         shown = await prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
         ids = (self._if_shown(choice.token_ids), self._if_shown(prompt))
-        return CompletionChoice(number, text, columns, choice.finish_reason, choice.stop_reason, shown, *ids)
+        shown_columns = columns if builder else None
+        return CompletionChoice(number, text, shown_columns, choice.finish_reason, choice.stop_reason, shown, *ids)
 
     def _if_shown(self, token_ids: list[int]) -> list[int] | None:
         return token_ids if self._shows_token_ids else None
@@ -212,9 +255,8 @@ class Continuations:
         return await self._work.usage()
 
 
-def _text_choice(number: int, text: str, columns: CompletionLogprobs | None) -> bytes:
-    shown = encode_json(columns) if columns else b"null"
-    return _TEXT % (number, encode_json(text), shown)
+def _text_choice(number: int, text: str, columns: bytes) -> bytes:
+    return _TEXT % (number, encode_json(text), columns)
 
 
 _TEXT = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}'
