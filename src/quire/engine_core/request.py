@@ -217,7 +217,7 @@ class Request:
         # it ends because what it asks for cannot be done
         self.is_refused = False
         self.was_started = False
-        # with so much of its prompt it gave way while it waited for more, and is not computed again before some comes
+        # When it gave way it waited for more of its prompt than these tokens. It does not come back before some come.
         self.parked_with = -1
         # the client has heard that it computes
         self.is_announced = False
@@ -233,9 +233,9 @@ class Request:
         # when it was last found that too few blocks are free: how many it needs, and the step to look again
         self.needed_blocks = 0
         self.look_again_at = 0
-        # the step before which it gave way the last time
+        # how many steps had been decided when it gave way the last time
         self.preempted_at = -1
-        # it came back before that step, and does not give way to who waits though it waits for input again
+        # It came back not long ago: before that step it lends nobody its place, even while it waits for input again.
         self.stays_until = 0
         # of prompt_logprobs, what the client has
         self.num_reported_positions = 0

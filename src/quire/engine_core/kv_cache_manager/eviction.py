@@ -34,7 +34,7 @@ class EvictionOrder(Protocol):
         """Nothing is cached, and no block has a name any more."""
 
     def evicted(self) -> int:
-        """The one that goes; it is cached no more."""
+        """Takes out the one that goes; it is cached no more."""
 
 
 def eviction_order(num_blocks: int, share: float | None) -> EvictionOrder:

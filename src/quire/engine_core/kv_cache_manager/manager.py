@@ -245,8 +245,8 @@ class KVCacheManager:
         return any(map(self.checkpoints.give_up_end, names))
 
     def _make_available(self, num_blocks: int) -> bool:
-        """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
-        gave up theirs."""
+        """Whether so many blocks can be had: free and cached ones, then those of checkpoints that this step was to
+        leave behind, then those of kept sequences, which give up nothing in vain. Nobody who runs gives way here."""
         if self.pool.num_available >= num_blocks:
             return True
         self._take_checkpoints_back()

@@ -119,7 +119,7 @@ class WaitingQueues:
 
     @property
     def most_important(self) -> int | None:
-        """The least priority of all that could start or go on."""
+        """Of all that could start or go on: the priority of the most important one, which is the smallest number."""
         first = self._priorities[:1]
         if not self._preempted:
             return first[0] if first else None
@@ -134,7 +134,7 @@ class WaitingQueues:
         return min((request.priority for request in self.preempted()), default=None) if self._preempted else None
 
     def preempted(self) -> list[Request]:
-        """Those that could go on."""
+        """Those that could go on; `all_preempted` and `num_preempted` count those that wait for input as well."""
         return [request for request in self._preempted.values() if not request.waits_for_input]
 
     def in_line(self) -> Iterator[Request]:

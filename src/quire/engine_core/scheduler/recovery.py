@@ -40,7 +40,7 @@ class Recovery:
         self.num_recomputed_tokens = 0
         self.lost_seconds = 0.0
         self.num_broken_protections = 0
-        # those that came back; some may be victims again
+        # Those that came back. Some may be victims again, or have ended: `_still_protected` drops them.
         self.protected: list[Request] = []
 
     @property
@@ -52,22 +52,24 @@ class Recovery:
 
     @staticmethod
     def may_be_victim(request: Request) -> bool:
-        """A resumed one first gets on by a block, unless its input is still open: else two could evict each other."""
+        """A resumed one first gets on by a block, else two could evict each other. But one whose input is still open
+        may wait for its client for ever, and is not protected."""
         return request.longest >= request.protected_until or not request.is_final
 
     def num_reserved_blocks(self, starting: Request, running: list[Request], step_tokens: int) -> int:
         """Blocks that others need and that it may not start with.
 
-        Resumed requests need some until they may be victims again. One that is about to be resumed cannot be a victim
-        itself for a while, so it leaves to all others what they grow by meanwhile.
+        A new one leaves to resumed requests what they need until they may be victims again. One that is resumed is no
+        victim itself meanwhile, so it leaves to all others what they grow by: a token in each step in which its tokens
+        are computed again, and a block while it gets on by one. That is an estimate: it shares these steps with others.
         """
         num_more = self._manager.block_size
         if starting.was_started:
             num_more += -(-starting.longest // step_tokens)
-        others = running if starting.was_started else self._protected_ones()
+        others = running if starting.was_started else self._still_protected()
         return sum(self._estimates.blocks_to_come(request, step_tokens, num_more) for request in others)
 
-    def _protected_ones(self) -> list[Request]:
+    def _still_protected(self) -> list[Request]:
         """Those that were resumed not long ago: few, so that a start need not look at everybody who runs."""
         self.protected = [
             request
@@ -137,7 +139,7 @@ class Recovery:
     def protect(self, request: Request) -> None:
         if request.is_final:
             request.protected_until = request.longest + self._manager.block_size
-            self.protected = [*(one for one in self.protected if one is not request), request]
+            self.protected = [*(other for other in self.protected if other is not request), request]
 
     def statistics(self) -> dict[str, float]:
         return {

@@ -139,6 +139,8 @@ class Scheduler:
             self._admission,
             self.max_num_batched_tokens,
         )
+        # Somebody gave way for a block in the last round of grants. Nobody starts then: what became free is for those
+        # who run.
         self._gave_way = False
         # in the step that is being decided those who run were granted a token each, and no blocks
         self._are_plain = False
@@ -520,15 +522,18 @@ class Scheduler:
                 self._granted[awaited.row] = self._most(awaited, int(self._granted[awaited.row]) + num_tokens)
 
     def _make_room(self, sequence: TokenSequence) -> None:
-        """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
-        while not self._tried_to_take_blocks(sequence):
+        """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself.
+
+        Before anybody gives way the manager has used what nobody holds, and what kept sequences offer.
+        """
+        while not self._has_blocks_or_failed(sequence):
             victim = self._victim()
             self._preempt(victim, f"request {sequence.request.request_id} needs a block and none is free")
             if victim is sequence.request:
                 return
 
-    def _tried_to_take_blocks(self, sequence: TokenSequence) -> bool:
-        """Whether no room need be made: it has its blocks, or its request has failed and needs none any more."""
+    def _has_blocks_or_failed(self, sequence: TokenSequence) -> bool:
+        """Takes its blocks. False: there is no room for them, and nothing has changed."""
         try:
             return self._take_blocks(sequence)
         except Exception as error:
@@ -583,12 +588,14 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ preemption (3.4.5)
 
     def _victim(self) -> Request:
-        """The policy's choice among those that may give way; who only waits for input goes first."""
+        """Whom to preempt: the policy's choice among those that run and did not come back a moment ago. Who only waits
+        for input goes before all others."""
         running = self.running.requests
         candidates = [request for request in running if self.recovery.may_be_victim(request)]
         idle = [request for request in candidates if request.waits_for_input]
         if not candidates:
-            # Admission set aside what resumed requests need, so this is not expected; progress matters more.
+            # All came back a moment ago. Admission set aside what they need, so this is not expected. Somebody must get
+            # on, so one of them gives way all the same.
             self.recovery.num_broken_protections += 1
         return self.policy.victim(idle or candidates or running)
 

@@ -45,7 +45,7 @@ class SchedulingPolicy(Protocol):
         """
 
     def victim(self, running: list[Request]) -> Request:
-        """Whom to preempt."""
+        """Whom to preempt: one of these, who all may give way. At least one; not always all that run."""
 
 
 def last_in_rank(running: list[Request]) -> Request:
