@@ -71,9 +71,15 @@ def test_half_of_a_long_product_runs_by_day_and_every_value_of_its_parameters():
     product = [Case("first", model=model, is_async=is_async) for model in models for is_async in (False, True)]
     single = [Case("second", way=way) for way in range(6)]
     short = [Case("third", number=number) for number in range(4)]
-    daily_half.pytest_collection_modifyitems([*product, *single, *short])
+    daily_half.pytest_collection_modifyitems(SimpleNamespace(args=["tests"]), [*product, *single, *short])
     by_day = [case.callspec.params for case in product if case.marks != ["nightly"]]
     assert len(by_day) == 7
     assert {params["model"] for params in by_day} == set(models)
     assert {params["is_async"] for params in by_day} == {False, True}
     assert not any(case.marks for case in (*single, *short))
+
+
+def test_cases_that_are_named_run():
+    cases = [Case("first", number=number, way=way) for number in range(3) for way in range(3)]
+    daily_half.pytest_collection_modifyitems(SimpleNamespace(args=[case.nodeid for case in cases]), cases)
+    assert not any(case.marks for case in cases)
