@@ -558,5 +558,7 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     seconds_per_token: float = 0.0
     # a step of one token
     seconds_per_step: float = 0.0
+    # what a token takes longer, in all layers together, for each token before it that it sees
+    seconds_per_pair: float = 0.0
     # where workers have some layers each, how many of `layers` belong to the first, the second ...
     num_layers_of_stages: list[int] = []

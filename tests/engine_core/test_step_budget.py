@@ -2,13 +2,14 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from quire.config.option import parse_seconds
 from quire.engine_core.scheduler.constraints import OneStepAtATime
 from quire.engine_core.scheduler.step_budget import StepBudget
 from quire.errors import OptionError
-from quire.messages import sequence_id_of
+from quire.messages import LayerSpec, sequence_id_of
 from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import CoreUnderTest
 
@@ -55,7 +56,74 @@ def test_without_prices_or_a_target_nothing_is_cut() -> None:
 def test_a_price_that_no_token_has_ends_no_engine(price: float) -> None:
     """The record of earlier starts is a file, and may say anything."""
     for seconds in (1e-300, 0.05, 3600.0, None):
-        assert 4 <= StepBudget.by_prices(512, seconds, 0.031, price).tokens(3) <= 512
+        budget = StepBudget.by_prices(512, seconds, 0.031, price, 1e9)
+        assert 4 <= budget.tokens(3) <= 512
+        assert np.isfinite(budget.weights(np.array([0, 1 << 30]))).all()
+
+
+def test_a_token_counts_more_for_those_that_it_sees() -> None:
+    layers = [
+        LayerSpec(name=str(number), num_kv_heads=1, key_dim=8, value_dim=8, bytes_per_element=2, sliding_window=window)
+        for number, window in enumerate((0, 100, 100, 100))
+    ]
+    states = LayerSpec(name="state", num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=0, state_bytes=64)
+    num_before = np.array([0, 100, 900])
+    budget = StepBudget.by_prices(512, 0.050, 0.031, 0.001, 0.00001, layers[:1])
+    assert budget.weights(num_before) == pytest.approx([1, 2, 10])
+    # three of four layers see no more than a hundred
+    windowed = StepBudget.by_prices(512, 0.050, 0.031, 0.001, 0.00001, [*layers, states])
+    assert windowed.weights(num_before) == pytest.approx([1, 2, 4])
+    assert "behind 8,192 others counts 82.9 times" in budget.report()[0]
+    alike = StepBudget.by_prices(512, 0.050, 0.031, 0.001, 0.0, layers)
+    assert alike.weights(num_before).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_chunks_become_shorter_on_the_way_through_a_long_prompt(policy: str, is_async: bool) -> None:
+    """A token behind 700 others costs eight times what the first one does."""
+    costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.00001)
+    core = core_with(0.050, policy=policy, is_async=is_async, costs=costs)
+    core.add(1, list(range(8)), max_tokens=300)
+    for _ in range(3):
+        core.step()
+    chunks: list[int] = []
+    core.executor.observers.append(lambda decided: chunks.append(int(decided.num_tokens.max())))
+    core.add(2, list(range(48)) * 15, max_tokens=1)
+    gaps = lengths_of_steps(core, sequence_id_of(1, 0))
+    chunks = [chunk for chunk in chunks if chunk > 1]
+    # the last one is what remains
+    assert chunks[:-1] == sorted(chunks[:-1], reverse=True)
+    assert chunks[0] >= 15
+    assert 2 <= chunks[-2] <= 3
+    # beside a rounding, tokens of a chunk see each other, and answers see what is before them
+    assert max(gaps) < 0.056
+    core.assert_empty()
+
+
+def test_what_is_found_computed_counts_for_a_prompt_that_starts() -> None:
+    costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.00001)
+    core = core_with(0.050, costs=costs)
+    core.add(1, list(range(48)) * 14, max_tokens=1)
+    core.run()
+    core.add(2, list(range(8)), max_tokens=60)
+    for _ in range(3):
+        core.step()
+    core.add(3, list(range(48)) * 15, max_tokens=1)
+    gaps = lengths_of_steps(core, sequence_id_of(2, 0))
+    assert max(gaps) < 0.056
+    core.assert_empty()
+
+
+def test_a_token_dearer_than_the_target_is_computed_all_the_same() -> None:
+    costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.001)
+    core = core_with(0.040, costs=costs)
+    core.add(1, list(range(8)), max_tokens=400)
+    core.step()
+    core.add(2, list(range(48)) * 5, max_tokens=1)
+    core.run()
+    assert core.tokens[sequence_id_of(2, 0)]
+    core.assert_empty()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -12,6 +12,7 @@ from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import MachineLimits
 from quire.interfaces.cli.program import main
 from quire.simulation.costs.aiconfigurator import AiConfiguratorCosts
+from quire.simulation.costs.linear import LinearCosts
 from quire.simulation.costs.table import TableCosts
 from quire.simulation.deployment import deploy
 from quire.simulation.measured import MeasuredSteps
@@ -30,6 +31,11 @@ def random_works(count, seed):
         context = float(num_tokens + pick.randrange(50_000))
         rows = min(num_tokens, pick.choice([1, 4, 60]))
         yield StepWork(rows, num_tokens, rows, context, context * 1e4, 24 * num_tokens * context / rows)
+
+
+def test_what_a_token_takes_longer_for_one_before_it_is_what_the_costs_say():
+    deployment = deploy("llama-3-8b", device_sheet("h100"), costs=LinearCosts(0.1, 1e-4, per_pair=1e-9))
+    assert deployment.capacity.seconds_per_pair == pytest.approx(32e-9)
 
 
 def test_a_table_finds_what_steps_take_among_accidents():

@@ -1,5 +1,6 @@
 """How much memory is left for the KV cache."""
 
+import dataclasses
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,6 +14,7 @@ from quire.testing.image_checkpoints import make_image_checkpoint
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import capacity as capacity_module
+from quire.worker.attention import attention_layers
 from quire.worker.capacity import StepCost, capacity, measure_largest_step, with_draft, with_encoder
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.model_loader import load_model
@@ -192,6 +194,40 @@ def test_a_long_first_run_over_weights_in_a_file_is_repeated(monkeypatch):
     assert step.seconds_per_token == pytest.approx(0.1)
 
 
+class SlowAttention:
+    """A backend that takes its time on a clock of its own: so much for each pair of a token and one that it sees."""
+
+    def __init__(self, seconds_per_pair):
+        self.seconds_per_pair, self.now = seconds_per_pair, 0.0
+        self.windows = []
+
+    def perf_counter(self):
+        return self.now
+
+    def build_metadata(self, batch):
+        return batch
+
+    def forward(self, layer, query_THD, key_TKD, value_TKE, batch, out_THE):
+        last = int(batch.seq_lens_S[0])
+        self.now += self.seconds_per_pair * sum(range(last - len(query_THD) + 1, last + 1))
+        self.windows.append(layer.sliding_window)
+
+
+@pytest.mark.parametrize(("name", "window"), [("llama", 0), ("gemma2", 0), ("mistral", 24)])
+def test_the_time_of_attention_is_that_of_a_layer_that_sees_all(tmp_path, monkeypatch, name, window):
+    config = worker_config(make_checkpoint(tmp_path / name, name), max_model_len=300)
+    model = load_model(config)
+    slow = SlowAttention(0.002)
+    layers = attention_layers(model).values()
+    for layer in layers:
+        layer.backend = slow
+    monkeypatch.setattr(capacity_module, "time", slow)
+    seconds = capacity_module._seconds_per_pair(model, 12, current_platform("cpu"), config, float)
+    assert seconds == pytest.approx(0.002 * 3)
+    assert set(slow.windows) == {window}
+    assert all(layer.k_cache is None for layer in layers)
+
+
 def test_no_more_rows_than_tokens_can_sample(model):
     step = measure_largest_step(
         model, current_platform("cpu"), worker_config("none", max_num_batched_tokens=8, max_num_seqs=64)
@@ -217,6 +253,8 @@ def test_a_draft_runs_after_the_target_while_hidden_states_stay():
     assert with_draft(target, draft).num_bytes == 1000
     assert with_draft(target, larger).num_bytes == 1200
     assert with_draft(target, draft).seconds_per_token == 2.5
+    dearer = dataclasses.replace(draft, seconds_per_pair=0.25)
+    assert with_draft(target, dearer).seconds_per_pair == 0.25
 
 
 def test_a_cpu_runs_a_part_and_scales_what_lives():
@@ -293,6 +331,7 @@ def test_a_real_model_before_it_has_a_cache(tmp_path):
     assert [(layer.num_kv_heads, layer.key_dim) for layer in found.layers] == [(2, 16)] * 3
     assert found.available_bytes > 0
     assert 0 < found.seconds_per_token < 1
+    assert 0 < found.seconds_per_pair < 0.01
     memory = current_platform("cpu").memory()
     assert memory.free_bytes / 8 < found.host_bytes < memory.total_bytes / 4
 

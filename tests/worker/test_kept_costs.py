@@ -9,10 +9,14 @@ import pytest
 
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.worker import packed_store, worker
+from quire.worker import kept_costs, packed_store, worker
 from quire.worker.capacity import StepCost
 from quire.worker.kept_costs import MOST_KEPT, NUM_STARTS, kept_cost
 from quire.worker.kernels import cpu
+
+
+def cost_of(seconds):
+    return StepCost(1000, "16 tokens", seconds, 100, 10 * seconds, seconds_per_pair=seconds / 8)
 
 
 class Measured:
@@ -22,8 +26,7 @@ class Measured:
         self.seconds = list(seconds)
 
     def __call__(self):
-        seconds = self.seconds.pop(0)
-        return StepCost(1000, "16 tokens", seconds, 100, 10 * seconds)
+        return cost_of(self.seconds.pop(0))
 
 
 @pytest.fixture
@@ -38,14 +41,14 @@ def test_only_the_first_starts_measure_and_the_quickest_counts(file):
     measured = Measured(0.3, 0.2, 0.1)
     costs = [kept_cost(file, CONFIG, measured) for _ in range(5)]
     assert len(measured.seconds) == 3 - NUM_STARTS
-    assert costs[0] == StepCost(1000, "16 tokens", 0.3, 100, 3.0)
-    assert costs[1:] == [StepCost(1000, "16 tokens", 0.2, 100, 2.0)] * 4
+    assert costs[0] == cost_of(0.3)
+    assert costs[1:] == [cost_of(0.2)] * 4
 
 
 def test_a_slower_second_start_does_not_count(file):
     measured = Measured(0.2, 0.3)
     costs = [kept_cost(file, CONFIG, measured) for _ in range(3)]
-    assert costs == [StepCost(1000, "16 tokens", 0.2, 100, 2.0)] * 3
+    assert costs == [cost_of(0.2)] * 3
 
 
 def test_other_options_are_measured_for_themselves(file):
@@ -82,13 +85,21 @@ def test_numbers_that_no_step_has_are_not_believed(file, value):
     for _ in range(NUM_STARTS):
         kept_cost(file, CONFIG, Measured(0.1))
     text = file.read_text(encoding="utf-8")
-    for name in ("num_bytes", "seconds_per_token"):
+    for name in ("num_bytes", "seconds_per_token", "seconds_per_pair"):
         if name == "num_bytes" and isinstance(value, float):
             continue
         content = json.loads(text)
         next(iter(content.values()))["cost"][name] = value
         file.write_text(json.dumps(content), encoding="utf-8")
-        assert kept_cost(file, CONFIG, Measured(0.2)) == StepCost(1000, "16 tokens", 0.2, 100, 2.0)
+        assert kept_cost(file, CONFIG, Measured(0.2)) == cost_of(0.2)
+
+
+def test_a_record_of_a_release_that_measured_less_is_of_no_use(file, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(kept_costs, "fields", lambda kind: dataclasses.fields(kind)[:-1])
+        for _ in range(NUM_STARTS):
+            kept_cost(file, CONFIG, Measured(0.1))
+    assert kept_cost(file, CONFIG, Measured(0.3)) == cost_of(0.3)
 
 
 def test_a_folder_that_is_gone_costs_the_next_start_a_measurement_and_nothing_else(tmp_path):

@@ -86,6 +86,8 @@ def build_engine_core(
         config.target_inter_token_latency,
         measured.seconds_per_step,
         measured.seconds_per_token,
+        measured.seconds_per_pair,
+        measured.layers,
     )
     speculation = _speculation(config, executor, phases)
     connector = make_half(config.kv_connector, _layout(config, groups, measured))

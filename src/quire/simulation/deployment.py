@@ -6,7 +6,7 @@ after loading (config/memory_budget.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from quire.engine_core.launch import build_engine_core
 from quire.errors import CapacityError, OptionError
 from quire.kv_connectors import make_scheduler_half
 from quire.kv_connectors.connector import CacheLayout, NamedBlocks, SchedulerHalf
-from quire.messages import WorkerCapacity
+from quire.messages import LayerSpec, WorkerCapacity
 from quire.simulation.costs.roofline import Efficiency, ModelPart, RooflineCosts
 from quire.simulation.layers import layer_specs
 from quire.simulation.measured import MeasuredSteps
@@ -41,6 +41,8 @@ _GIB = 2**30
 _HOST_BYTES = 32 * _GIB
 # a step in which drafts are verified
 _MANY_TOKENS = 32
+# of context, where attention is priced
+_FAR = 8192
 
 # a cost model of an engine on a device, whose workers compute this
 Price = Callable[[EngineConfig, DeviceSheet, ModelPart], CostModel]
@@ -131,6 +133,7 @@ def deploy(
         host_bytes=_HOST_BYTES,
         seconds_per_token=_seconds(chosen, num_tokens) / num_tokens,
         seconds_per_step=_seconds(chosen, 1),
+        seconds_per_pair=_seconds_per_pair(chosen, num_tokens, layers),
         num_layers_of_stages=_layers_of_stages(len(layers), stages),
     )
     return Deployment(
@@ -215,6 +218,20 @@ def _memory(config: EngineConfig, device: DeviceSheet) -> tuple[ModelPart, Memor
 def _seconds(costs: CostModel, num_tokens: int) -> float:
     """Of a step that computes so many tokens of a prompt, without context."""
     return float(costs.seconds(StepWork(num_rows=1, num_tokens=num_tokens, num_sampled=1)))
+
+
+def _seconds_per_pair(costs: CostModel, num_tokens: int, layers: Sequence[LayerSpec]) -> float:
+    """What each of so many tokens takes longer for a token before it, if all layers see that."""
+    attention = [layer for layer in layers if not layer.state_bytes]
+    work = StepWork(
+        num_rows=1,
+        num_tokens=num_tokens,
+        num_sampled=1,
+        context_tokens=_FAR,
+        context_bytes=float(_FAR * sum(layer.bytes_per_token for layer in attention)),
+        attention_pairs=float(num_tokens * _FAR * len(attention)),
+    )
+    return (float(costs.seconds(work)) - _seconds(costs, num_tokens)) / (num_tokens * _FAR)
 
 
 def _layers_of_stages(num_layers: int, num_stages: int) -> list[int]:

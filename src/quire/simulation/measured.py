@@ -85,6 +85,7 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "host_bytes": capacity.host_bytes,
             "seconds_per_token": capacity.seconds_per_token,
             "seconds_per_step": capacity.seconds_per_step,
+            "seconds_per_pair": capacity.seconds_per_pair,
         }.items()
         for name, amount in amounts:
             if not 0 <= amount < _MOST_AMOUNT:

@@ -165,6 +165,7 @@ class CoreUnderTest:
             checkpoint_share=checkpoint_share,
         )
         prices = RecoveryCosts(costs.per_token, costs.per_swapped_block)
+        growth = costs.per_pair / costs.per_token if costs.per_pair else 0.0
         recovery = Recovery(self.manager, self.rows, preemption_mode, prices)
         half = _scheduler_half(simulated_layout(block_size), store, tiers)
         self.scheduler = Scheduler(
@@ -172,7 +173,7 @@ class CoreUnderTest:
             self.rows,
             make_policy(policy, **(policy_options or {})) if isinstance(policy, str) else policy,
             recovery,
-            budget=StepBudget(budget, target_seconds, costs.per_step, costs.per_token, stretch, least=2),
+            budget=StepBudget(budget, target_seconds, costs.per_step, costs.per_token, stretch, least=2, growth=growth),
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             speculation=speculation,

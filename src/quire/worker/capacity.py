@@ -52,6 +52,8 @@ _TIMED_SECONDS = 0.05
 _TIMED_TOKENS = 256
 _LONG_SECONDS = 0.5
 _MOST_RUNS = 8
+# of the sequence that attention is timed with, or twice the tokens of a step where those are more
+_TIMED_LENGTH = 4096
 
 
 Agree: TypeAlias = Callable[[float], float]
@@ -92,6 +94,8 @@ class StepCost:
     seconds_per_step: float = 0.0
     # beside num_bytes: recurrent states that the largest step copies
     state_bytes: int = 0
+    # what a token takes longer, in all layers together, for each token before it that it sees
+    seconds_per_pair: float = 0.0
 
 
 def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
@@ -99,9 +103,13 @@ def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
     if draft is None:
         return target
     num_bytes = max(target.num_bytes, draft.num_bytes + target.hidden_bytes)
-    seconds = target.seconds_per_token + draft.seconds_per_token
-    description = f"{target.description}; the draft included"
-    return replace(target, num_bytes=num_bytes, description=description, seconds_per_token=seconds)
+    return replace(
+        target,
+        num_bytes=num_bytes,
+        description=f"{target.description}; the draft included",
+        seconds_per_token=target.seconds_per_token + draft.seconds_per_token,
+        seconds_per_pair=target.seconds_per_pair + draft.seconds_per_pair,
+    )
 
 
 @torch.inference_mode()
@@ -227,7 +235,7 @@ def measure_largest_step(
     # The hidden states of all tokens are still there while the sampler runs.
     hidden_bytes = most_tokens * hidden[0][0].nbytes
     rows_bytes += hidden_bytes
-    seconds_per_step = _seconds_per_step(clock)
+    seconds_per_step = _least_seconds(clock, 1)
     if cache is not None:
         cache.let_go()
     scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
@@ -237,6 +245,7 @@ def measure_largest_step(
         seconds,
         hidden_bytes,
         seconds_per_step,
+        seconds_per_pair=_seconds_per_pair(model, tokens, platform, config, agree),
     )
 
 
@@ -285,6 +294,7 @@ def capacity(
         host_bytes=host_bytes // num_sharing,
         seconds_per_token=step.seconds_per_token,
         seconds_per_step=step.seconds_per_step,
+        seconds_per_pair=step.seconds_per_pair,
     )
 
 
@@ -315,12 +325,37 @@ def _seconds_per_token(
     return clock.seconds_of(num_tokens) / num_tokens
 
 
-def _seconds_per_step(clock: _StepClock) -> float:
+def _least_seconds(clock: _StepClock, num_tokens: int) -> float:
     """The least of some runs, because other work on the machine makes any of them longer; of a slow model, fewer."""
     seconds: list[float] = []
     while len(seconds) < _MOST_RUNS and sum(seconds) < _TIMED_SECONDS:
-        seconds.append(clock.seconds_of(1))
+        seconds.append(clock.seconds_of(num_tokens))
     return min(seconds)
+
+
+def _seconds_per_pair(model: object, num_tokens: int, platform: Platform, config: WorkerConfig, agree: Agree) -> float:
+    """What each of so many tokens takes longer for a token before it, in all layers together. One layer is timed, which
+    sees all tokens if any does."""
+    layers = list(attention_layers(model).values()) if isinstance(model, nn.Module) else []
+    cache = scratch_cache(model, config, platform.device) if layers else None
+    if cache is None:
+        return 0.0
+    layer = min(layers, key=lambda layer: layer.sliding_window > 0)
+    most = min(config.max_model_len, layer.sliding_window or config.max_model_len)
+    length = min(most, max(_TIMED_LENGTH, 2 * num_tokens))
+    num_tokens = min(num_tokens, length)
+    context = cache.context_of([num_tokens], [length])
+    query_TF = torch.zeros(num_tokens, layer.num_heads * layer.head_dim, dtype=layer.dtype, device=platform.device)
+
+    def attend(_: int) -> None:
+        with forward_context(context):
+            layer(query_TF)
+
+    seconds = _least_seconds(_StepClock(attend, platform, agree), num_tokens)
+    cache.let_go()
+    # the last token sees all of the sequence, the first as many fewer as follow it
+    num_pairs = num_tokens * (2 * length - num_tokens + 1) / 2
+    return seconds * len(layers) / num_pairs
 
 
 def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:

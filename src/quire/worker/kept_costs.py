@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -55,6 +55,7 @@ def kept_cost(file: Path, config: WorkerConfig, measure: Callable[[], StepCost])
             cost,
             seconds_per_token=min(cost.seconds_per_token, kept.cost.seconds_per_token),
             seconds_per_step=min(cost.seconds_per_step, kept.cost.seconds_per_step),
+            seconds_per_pair=min(cost.seconds_per_pair, kept.cost.seconds_per_pair),
         )
     latest = list(kept_by_key.items())[-MOST_KEPT + 1 :]
     _write(file, {**dict(latest), key: Kept(1 if kept is None else kept.num_starts + 1, cost)})
@@ -62,8 +63,10 @@ def kept_cost(file: Path, config: WorkerConfig, measure: Callable[[], StepCost])
 
 
 def _key(config: WorkerConfig) -> str:
-    """Of all that a cost may depend on beside the weights, whose file has a name for each checkpoint and form."""
-    facts = [processor(), torch.__version__, cpu.statistics(), config]
+    """Of all that a cost may depend on beside the weights, whose file has a name for each checkpoint and form; and of
+    what was measured."""
+    measured = [field.name for field in fields(StepCost)]
+    facts = [processor(), torch.__version__, cpu.statistics(), config, measured]
     return hashlib.sha256(msgspec.json.encode(facts, enc_hook=str)).hexdigest()[:32]
 
 

@@ -4,8 +4,8 @@ So attention and recurrences run as they will, with work space for tables of ful
 blocks there will be. Keys are zeros, nothing is written to slots, and a state is overwritten by whoever comes last:
 what is computed means nothing.
 
-Owns the memory until it is let go. Called by the measurement of capacity, on devices that run the
-largest step in full.
+Owns the memory until it is let go. Called by the measurement of capacity: for the largest step on
+devices that run it in full, and for the time that attention takes behind many tokens.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ class ScratchCache:
         counts = [self._most_tokens] * (num_tokens // self._most_tokens)
         if num_tokens % self._most_tokens:
             counts.append(num_tokens % self._most_tokens)
-        return self._context_of(counts)
+        return self.context_of(counts, counts)
 
-    def _context_of(self, counts: list[int]) -> ForwardContext:
-        lengths = torch.tensor(counts, dtype=torch.int32, device=self._device)
+    def context_of(self, counts: list[int], lengths: list[int]) -> ForwardContext:
+        """Of a step that computes so many tokens of each sequence, the last ones of its length."""
+        counts_S = torch.tensor(counts, dtype=torch.int32, device=self._device)
         starts = torch.tensor([*accumulate(counts, initial=0)], dtype=torch.int32, device=self._device)
         metadata: tuple[object, ...] = ()
         if self._layers:
             batch = AttentionBatch(
                 query_starts_S1=starts,
-                seq_lens_S=lengths,
-                block_tables_SM=lengths.new_zeros((len(counts), self._blocks_per_row)),
+                seq_lens_S=torch.tensor(lengths, dtype=torch.int32, device=self._device),
+                block_tables_SM=counts_S.new_zeros((len(counts), self._blocks_per_row)),
                 slots_T=torch.full((sum(counts),), -1, device=self._device),
                 max_query_len=max(counts),
                 max_seq_len=self._most_tokens,
@@ -74,7 +75,7 @@ class ScratchCache:
             tables = starts.new_zeros((len(counts), self._recurrent[0].num_blocks), dtype=torch.int64)
             on_host = HostSpans([*accumulate(counts, initial=0)], counts)
             states = StateBatch(
-                self._places, tables, torch.zeros_like(lengths).long(), lengths.long(), starts, on_host=on_host
+                self._places, tables, torch.zeros_like(counts_S).long(), counts_S.long(), starts, on_host=on_host
             )
         return ForwardContext(metadata, states)
 

@@ -192,6 +192,7 @@ class GroupExecutor:
         own.step_bytes = sum(one.step_bytes for one in all_ranks)
         own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
         own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
+        own.seconds_per_pair = max(one.seconds_per_pair for one in all_ranks)
         if self._grid.pipeline > 1:
             of_stages = [all_ranks[self._grid.rank_at(stage, 0, 0)].layers for stage in range(self._grid.pipeline)]
             own.layers = [layer for layers in of_stages for layer in layers]

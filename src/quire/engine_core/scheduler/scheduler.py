@@ -11,6 +11,7 @@ Numbers in parentheses, here and everywhere, are sections of the thesis "vLLM" (
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -123,6 +124,10 @@ class Scheduler:
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
         # of that step
         self._num_budgeted = self.max_num_batched_tokens
+        # in it somebody waits for the next token of an answer, and there is a target of time between them
+        self._is_for_streams = False
+        # for how many of its budget a token of each row counts
+        self._weights = np.ones(rows.num_rows)
         self.admission_control = AdmissionControl(
             manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
         )
@@ -227,7 +232,7 @@ class Scheduler:
             pass  # the budget was meant for somebody who gave way; every round there is one less
         # if somebody gave way for a block in the last round, others got tokens in it, and nobody starts
         if not self._gave_way:
-            self._admit(self._num_budgeted - int(self._granted.sum()))
+            self._admit(self._num_budgeted - math.ceil(self._granted @ self._weights))
         granted: IntArray = self._granted.nonzero()[0]
         return granted
 
@@ -364,15 +369,36 @@ class Scheduler:
         rows = self.running.rows_in_order()
         granted = self._within_limits(rows, self.rows.remaining(rows))
         self._num_budgeted = self.max_num_batched_tokens
-        if self.budget.seconds:
-            self._num_budgeted = self.budget.tokens(self._num_streaming(rows, granted))
-        if granted.sum() > self._num_budgeted:
+        counted = self._keep_to_target(rows, granted) if self.budget.seconds else granted
+        if counted.sum() > self._num_budgeted:
             shares = self._share_out(rows, granted)
             granted = self._within_limits(rows, shares)
             self._save_up(rows, shares)
         self._granted[rows] = granted
         self._take_for_running(rows)
         return self._gave_way
+
+    def _keep_to_target(self, rows: IntArray, wanted: IntArray) -> npt.NDArray[np.float64]:
+        """Sets the budget for the sake of those who stream, and for how many of it a token counts. For how many these
+        tokens do, row by row."""
+        is_behind = self._are_behind(rows, wanted)
+        num_streaming = self._num_streaming(rows, wanted, is_behind)
+        self._is_for_streams = num_streaming > 0
+        self._num_budgeted = self.budget.tokens(num_streaming)
+        self._weights[:] = 1.0
+        self._weigh(rows[is_behind])
+        counted: npt.NDArray[np.float64] = wanted * self._weights[rows]
+        return counted
+
+    def _weigh(self, rows: IntArray) -> None:
+        """These compute more than the next token of an answer, from where they stand."""
+        if self._is_for_streams:
+            self._weights[rows] = self.budget.weights(self.rows.num_computed[rows])
+
+    def _affordable(self, row: int, budget: int) -> int:
+        """Tokens of a row that starts where it stands now, for so many of the budget; one, if those are too few."""
+        self._weigh(int_array([row]))
+        return max(int(budget / self._weights[row]), int(budget > 0))
 
     def _grant_plainly(self) -> bool:
         """Each row that runs gets its next token, if nobody else could be in question for it, or for its block."""
@@ -420,9 +446,9 @@ class Scheduler:
         are_behind: npt.NDArray[np.bool_] = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
         return are_behind
 
-    def _num_streaming(self, rows: IntArray, granted: IntArray) -> int:
+    def _num_streaming(self, rows: IntArray, granted: IntArray, is_behind: npt.NDArray[np.bool_]) -> int:
         """Next tokens of answers that are under way, in this step or right behind it."""
-        num_now = int(granted[~self._are_behind(rows, granted)].sum())
+        num_now = int(granted[~is_behind].sum())
         if not self._in_flight:
             return num_now
         # those whose next token is to be computed as soon as a step in flight has brought the last one: that comes
@@ -452,15 +478,16 @@ class Scheduler:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
         is_behind = self._are_behind(rows, wanted)
+        weights = self._weights[rows]
         num_shared = self._num_budgeted
-        if self._num_budgeted < self.max_num_batched_tokens:
-            # it is short for the sake of those who stream
+        if self._is_for_streams:
             num_shared -= int(wanted[~is_behind].sum())
         promised = self._promised_to_earliest(rows, is_behind, wanted, num_shared)
-        if self._num_budgeted < self.max_num_batched_tokens:
+        if self._is_for_streams:
             promised = _with_streaming(promised, wanted, is_behind, self.max_num_batched_tokens)
-        budget = self._num_budgeted - self._set_aside(wanted - promised, keys, int(promised.sum()))
-        return _by_keys(wanted, keys, budget, promised)
+        num_promised = math.ceil(promised @ weights)
+        budget = self._num_budgeted - num_promised - self._set_aside((wanted - promised) * weights, keys, num_promised)
+        return promised + _by_keys(wanted - promised, keys, budget, weights)
 
     def _promised_to_earliest(
         self, rows: IntArray, is_behind: npt.NDArray[np.bool_], wanted: IntArray, num_shared: int
@@ -477,7 +504,7 @@ class Scheduler:
         promised = np.zeros(len(wanted), dtype=np.int64)
         first = int(is_behind.argmax())
         least = self.rows.least(int(rows[first]))
-        promised[first] = min(int(wanted[first]), max(least, int(share * num_shared)))
+        promised[first] = min(int(wanted[first]), max(least, int(share * num_shared / self._weights[rows[first]])))
         return promised
 
     def _promised_to_saver(self, rows: IntArray, wanted: IntArray) -> IntArray:
@@ -496,8 +523,9 @@ class Scheduler:
             for row, share in zip(rows.tolist(), shares.tolist(), strict=True):
                 self.rows.save(row, share)
 
-    def _set_aside(self, missing: IntArray, keys: IntArray, num_promised: int) -> int:
-        """Budget for waiting requests that go before some of those that run. `missing`: beside what is promised."""
+    def _set_aside(self, missing: npt.NDArray[np.float64], keys: IntArray, num_promised: int) -> int:
+        """Budget for waiting requests that go before some of those that run. `missing`: what rows count for beside what
+        is promised."""
         taken = 0
         for request in self.admission_control.waiting():
             num_remaining = self.admission_control.num_remaining(request)
@@ -566,7 +594,7 @@ class Scheduler:
         if num_fetched:
             computed = self.manager.before_fetched(computed, num_computed)
         self.rows.begin_at(sequence.row, num_computed, computed.num_without_state)  # limits ask for it
-        num_tokens = self._most(sequence, budget)
+        num_tokens = self._most(sequence, self._affordable(sequence.row, budget))
         if not num_tokens:
             self.rows.save(sequence.row, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
@@ -645,7 +673,7 @@ class Scheduler:
             if has_siblings and not is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
                 continue
             if is_begun:
-                num_tokens = self._most(sequence, budget)
+                num_tokens = self._most(sequence, self._affordable(sequence.row, budget))
             else:  # limited when it is known where it begins
                 num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             self._granted[sequence.row] = num_tokens
@@ -657,7 +685,7 @@ class Scheduler:
             num_tokens = int(self._granted[sequence.row])
             if num_tokens:
                 self._name_granted(sequence)
-            budget -= num_tokens
+            budget = max(0, budget - math.ceil(num_tokens * self._weights[sequence.row]))
         return budget
 
     def _most(self, sequence: TokenSequence, budget: int) -> int:
@@ -738,14 +766,17 @@ def _with_streaming(promised: IntArray, wanted: IntArray, is_behind: npt.NDArray
     return in_all if in_all.sum() <= most else promised
 
 
-def _by_keys(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:
-    """Each gets what those with smaller keys leave; of equal keys the earlier entry goes first."""
+def _by_keys(wanted: IntArray, keys: IntArray, budget: int, weights: npt.NDArray[np.float64]) -> IntArray:
+    """Each gets what those with smaller keys leave; of equal keys the earlier entry goes first. `weights`: for how many
+    of the budget a token counts. Whatever others leave of it is enough for one token."""
     order = np.argsort(keys, kind="stable")
-    missing = (wanted - promised)[order]
-    before = np.cumsum(missing) - missing
+    wanted = wanted[order]
+    weights = weights[order]
+    counted = wanted * weights
+    left = np.maximum(budget - (np.cumsum(counted) - counted), 0)
     granted = np.empty(len(wanted), dtype=np.int64)
-    granted[order] = np.minimum(np.maximum(budget - int(promised.sum()) - before, 0), missing)
-    return granted + promised
+    granted[order] = np.minimum(np.maximum(left // weights, left > 0), wanted)
+    return granted
 
 
 def _awaited_sibling(sequence: TokenSequence, manager: KVCacheManager, granted: IntArray) -> TokenSequence | None:

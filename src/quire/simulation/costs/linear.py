@@ -15,6 +15,8 @@ class LinearCosts:
     per_token: float = 1e-5
     # of context that a row reads, once a row and step
     per_context_token: float = 0.0
+    # of a query and a key, over all layers
+    per_pair: float = 0.0
     per_swapped_block: float = 1e-4
     per_copied_block: float = 1e-5
     per_draft_pass: float = 0.0
@@ -27,4 +29,4 @@ class LinearCosts:
             + self.per_copied_block * work.num_copied_blocks
             + self.per_draft_pass * work.num_draft_passes
         )
-        return fixed + self.per_context_token * work.context_tokens
+        return fixed + self.per_context_token * work.context_tokens + self.per_pair * work.attention_pairs

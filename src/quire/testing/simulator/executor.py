@@ -101,7 +101,7 @@ class SimulatedExecutor:
         rows, num_tokens = self._computable(output.rows, output.num_tokens)
         is_out = self.lateness.leave_out(output.step, rows, self._fails(rows))
         rows, num_tokens = rows[~is_out], num_tokens[~is_out]
-        num_context_tokens = self._compute(rows, num_tokens)
+        num_context_tokens, num_pairs = self._compute(rows, num_tokens)
         rows = self.lateness.without_late(output.step, rows, self._fails(rows))
         asked = output.step_data.get(NUM_DRAFTS)
         if asked is None and (self.drafts is None or not self._have_drafts(rows)):
@@ -114,7 +114,7 @@ class SimulatedExecutor:
             if transfers.spills:
                 doubtful = set(self.rows.blocks_of(np.flatnonzero(self.rows.has_failed)))
                 self.connector.spill([spill for spill in transfers.spills if spill.block not in doubtful])
-        seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens)
+        seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens, num_pairs)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)
 
@@ -186,10 +186,11 @@ class SimulatedExecutor:
         granted = np.minimum(granted, there)
         return rows[granted > 0], granted[granted > 0]
 
-    def _compute(self, rows: IntArray, num_tokens: IntArray) -> int:
-        """All layers write before they read, so all rows of a step do. Returns the tokens of context that were read."""
+    def _compute(self, rows: IntArray, num_tokens: IntArray) -> tuple[int, int]:
+        """All layers write before they read, so all rows of a step do. Returns the tokens of context that were read,
+        and the pairs of a query and a key, where each token sees all before it and itself."""
         if not len(rows):
-            return 0
+            return 0, 0
         state = self.rows
         starts = state.num_computed[rows]
         ends = starts + num_tokens
@@ -202,7 +203,7 @@ class SimulatedExecutor:
         self.states.absorb(state, rows, ends, fails)
         state.num_computed[rows] = ends
         state.see(rows, starts, ends)
-        return sum(ends.tolist())
+        return sum(ends.tolist()), int((starts + ends + 1) @ num_tokens) // 2
 
     def _write_and_read(self, rows: IntArray, starts: IntArray, num_tokens: IntArray, fails: Flags) -> Flags:
         """Keys and values. Returns who fails, for some may read what others that fail have not written."""
@@ -390,7 +391,7 @@ class SimulatedExecutor:
             found[row] = Candidates(token_ids.tolist(), logprobs[position, token_ids].tolist())
         return found
 
-    def _count(self, output: SchedulerOutput, num_tokens: int, num_context_tokens: int) -> float:
+    def _count(self, output: SchedulerOutput, num_tokens: int, num_context_tokens: int, num_pairs: int) -> float:
         """Adds up what the step did; returns what it takes."""
         work = self.work
         num_copied = int(output.block_copies.shape[1])
@@ -406,6 +407,7 @@ class SimulatedExecutor:
             StepWork(
                 num_tokens=num_tokens,
                 context_tokens=num_context_tokens,
+                attention_pairs=num_pairs,
                 num_copied_blocks=num_copied,
                 num_swapped_blocks=num_out + num_in,
             )
