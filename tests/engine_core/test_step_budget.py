@@ -1,5 +1,6 @@
 """The budget of a step beside answers that are read: what it is worth, and what it may not do."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from quire.errors import OptionError
 from quire.messages import LayerSpec, sequence_id_of
 from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.workload import Workload
 
 COSTS = LinearCosts(per_step=0.030, per_token=0.001)
 POLICIES = ["fifo", "priority", "srtf", "two_level", "bounded_srtf"]
@@ -211,6 +213,18 @@ def test_the_tokens_are_the_same_whatever_the_target_is(target: float) -> None:
         core.assert_empty()
         tokens.append(dict(core.tokens))
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_workloads_with_a_target_break_nothing(seed: int) -> None:
+    """Each checks every step of its own; prices between those that change little and those that leave one token."""
+    workload = Workload(seed, has_mishaps=True, has_late_rows=True)
+    scheduler = workload.core.scheduler
+    seconds = (1e-9, 1.02e-3, 1.1e-3)[seed % 3]
+    growth = (0.01, 0.1, 1.0, 1e4)[seed % 4]
+    scheduler.budget = replace(scheduler.budget, seconds=seconds, growth=growth)
+    workload.run(100)
+    workload.finish()
 
 
 @pytest.mark.parametrize(
