@@ -386,6 +386,32 @@ def test_what_cannot_be_passed_on_is_no_loss_of_a_server(target, header, status)
     run(test())
 
 
+@pytest.mark.parametrize(("header", "status"), [("a \t", 200), ("a\x0bb", 400)], ids=["blanks at its end", "a control"])
+def test_a_header_that_no_connection_takes_is_no_loss_of_a_server(header, status):
+    """Blanks behind a value are legal."""
+
+    async def test():
+        seen = []
+
+        async def serve(reader, writer):
+            seen.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            copies = [HttpCopy(f"http://{host}:{port}") for _ in range(2)]
+            front = front_of(*copies)
+            request = Request("GET", "/v1/models", [("x-name", header)], b"")
+            assert (await said(front, request))[0] == status
+            assert front.num_serving == 2
+            for copy in copies:
+                await copy.aclose()
+        assert [b"\r\nx-name: a\r\n" in head for head in seen] == [True] * (status == 200)
+
+    run(test())
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"\xff": 1}', b'{"a": ' + b"[" * 100_000])
 def test_what_is_no_json_object_has_no_fields(body):
     assert fields_of(body) is None

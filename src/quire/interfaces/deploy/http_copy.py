@@ -35,21 +35,19 @@ class HttpCopy:
             return False
 
     async def answer(self, request: Request) -> AsyncIterator[Head | bytes]:
-        from httpx2 import ConnectError, ConnectTimeout, InvalidURL
+        from httpx2 import ConnectError, ConnectTimeout, InvalidURL, LocalProtocolError
 
         try:
-            asked = self._asked(request)
-        except (InvalidURL, UnicodeError) as error:
+            answer = await self._client.send(self._asked(request), stream=True)
+        except (ConnectError, ConnectTimeout) as error:
+            raise NotReachedError from error
+        except (InvalidURL, UnicodeError, LocalProtocolError) as error:
             # the request's mistake: raised, it would be taken for the loss of this server
             text = f"This request cannot be passed on: {error}"
             fields = {"message": text, "type": "invalid_request_error", "param": None, "code": None}
             yield Head(400, [("content-type", "application/json")])
             yield json.dumps({"error": fields}).encode()
             return
-        try:
-            answer = await self._client.send(asked, stream=True)
-        except (ConnectError, ConnectTimeout) as error:
-            raise NotReachedError from error
         try:
             kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in _NOT_PASSED_ON]
             yield Head(answer.status_code, kept)
@@ -59,9 +57,9 @@ class HttpCopy:
             await answer.aclose()
 
     def _asked(self, request: Request) -> Any:
-        # headers are bytes, and Latin 1 is each of them as a character
+        # headers are bytes, and Latin 1 is each of them as a character; blanks around a value are no part of it
         headers = [
-            (name.encode("latin-1"), value.encode("latin-1"))
+            (name.encode("latin-1"), value.strip(" \t").encode("latin-1"))
             for name, value in request.headers
             if name.lower() not in _NOT_PASSED_ON
         ]
