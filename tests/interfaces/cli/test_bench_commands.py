@@ -144,6 +144,7 @@ def test_each_workload_has_help_and_a_number(name, capsys):
         (["serve", "--num-requests", "10001"], "--num-requests 10001: each has a connection of its own, at most 10000"),
         (["parallel", "--roundz", "3"], 'Did you mean "--rounds"?'),
         (["stream", "no/such/model"], "no such directory"),
+        (["streem"], 'there is no such workload or folder. Did you mean "stream"?'),
         (["long-context"], "--input-length, --output-length: too long for this model"),
     ],
 )

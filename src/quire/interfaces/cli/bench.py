@@ -13,9 +13,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import ContextLengthError, OptionError
+from quire.errors import ContextLengthError, OptionError, suggestion
 from quire.interfaces.cli.bench_flags import Size, add_sizes, sizes_of, too_long
 from quire.interfaces.cli.bench_perform import timeline_of
 from quire.interfaces.cli.bench_report import Report, Timeline
@@ -93,6 +94,9 @@ def subcommand(word: str) -> Any:
     for name, (number, module, attribute, _) in WORKLOADS.items():
         if word.lower() in (name, number):
             return getattr(importlib.import_module(f"quire.interfaces.cli.{module}"), attribute)
+    hint = suggestion(word, WORKLOADS)
+    if hint and not Path(word).exists():
+        raise OptionError(f"{word}: there is no such workload or folder.{hint}")
     return None
 
 
