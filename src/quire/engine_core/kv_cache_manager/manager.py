@@ -373,10 +373,12 @@ class KVCacheManager:
         num_full = child.num_computed_tokens // self.block_size
         child.block_hashes += parent.block_hashes[:num_full]
         self._rows.set_named(child.row, min(parent.num_named_blocks, num_full))
-        if not parent.is_begun:
-            return  # it gave way while its token was on the way: neither holds a block
-        # both must ask before they write next, because they now share the block they write into
         for sequence in (parent, child):
+            self.must_ask(sequence)
+
+    def must_ask(self, sequence: Sequence) -> None:
+        """The block that it writes into next may be shared by now. One that has given way holds none."""
+        if sequence.is_begun:
             self._rows.may_write(sequence.row, sequence.num_computed_tokens)
 
     def free(self, sequence: Sequence) -> None:

@@ -259,10 +259,9 @@ class Lifecycle:
         self._set_limits(sequence)
         self.changes.append(AppendedTokens(row=sequence.row, token_ids=token_ids, is_final=is_final))
         if is_final and sequence.num_computed_tokens == sequence.num_total_tokens:
-            # Everything is computed, but nothing was sampled: compute the last token once more. Its block may be
-            # shared by now, so it must be asked for again.
+            # Everything is computed, but nothing was sampled: compute the last token once more.
             self.set_progress(sequence, sequence.num_total_tokens - 1)
-            self._rows.may_write(sequence.row, sequence.num_computed_tokens)
+            self._manager.must_ask(sequence)
 
     def permit(self, permit: PermitTokens) -> None:
         """Somebody outside has looked at a sequence. It goes on so far, with these tokens first."""
