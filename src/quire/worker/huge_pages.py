@@ -45,6 +45,11 @@ _MOVE = 1 | 2
 # Linux: no commit charge, which a mapping would take with it.
 _NO_RESERVE = 0x4000
 _FAILED = ctypes.c_void_p(-1).value
+# Linux 5.14: maps what is in the cache of the system, so that it says in which pages that lies.
+_MADV_POPULATE_READ = 22
+# Of a file that lies so already, moving the rest would cost more than it gives.
+_ENOUGH_IN_HUGE_PAGES = 0.9
+_MAPPINGS = Path("/proc/self/smaps")
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER_OVERCOMMITS = "2"
@@ -87,6 +92,13 @@ class HugePages:
         num_left = sum(size for _, size in pieces)
         system = _System()
         for address, size in pieces:
+            system.map_what_is_cached(address, size)
+            if self._stopped.wait(0):
+                return
+        if _bytes_in_huge_pages(self._array.ctypes.data) >= _ENOUGH_IN_HUGE_PAGES * self._array.nbytes:
+            _logger.info("the system keeps the file of weights in huge pages")
+            return
+        for address, size in pieces:
             if process_memory().free_bytes < num_left + _LEFT_FREE:
                 _logger.info("weights stay in the pages of their file: there is too little memory beside it")
                 break
@@ -111,6 +123,21 @@ def _are_allowed() -> bool:
         # another system, or a service from which it hides what its administrator may set
         return False
     return "[never]" not in setting and overcommit.strip() != _NEVER_OVERCOMMITS
+
+
+def _bytes_in_huge_pages(address: int) -> int:
+    """Of the mapping of a file at this address. The system puts what it reads or writes in long runs into such pages
+    where it finds some, and in small ones otherwise."""
+    is_here = False
+    with contextlib.suppress(OSError), _MAPPINGS.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, *rest = line.split()
+            if not name.endswith(":"):
+                begin, end = (int(number, 16) for number in name.split("-"))
+                is_here = begin <= address < end
+            elif is_here and name == "FilePmdMapped:":
+                return int(rest[0]) << 10
+    return 0
 
 
 def _pieces(array: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
@@ -140,6 +167,10 @@ class _System:
         self._madvise.argtypes = (pointer, size, number)
         self._mremap.argtypes = (pointer, size, size, number, pointer)
         self._mmap.restype = self._mremap.restype = pointer
+
+    def map_what_is_cached(self, address: int, size: int) -> None:
+        """An older system maps it at the first touch, and says that it lies in no huge page until then."""
+        self._madvise(address, size, _MADV_POPULATE_READ)
 
     def move_to_huge_pages(self, address: int, size: int) -> bool:
         """Whether these bytes lie in huge pages now. If not, they lie where they lay.
