@@ -374,6 +374,11 @@ def test_keys_are_described_where_they_are_needed(served, run):
     run(main())
 
 
+def test_a_body_that_may_be_left_out_is_not_required(whole):
+    assert whole["paths"]["/v1/sessions"]["post"]["requestBody"]["required"] is False
+    assert whole["paths"][CHAT]["post"]["requestBody"]["required"] is True
+
+
 def test_fields_are_described_with_their_bounds(whole):
     schema = whole["components"]["schemas"]["ChatRequest"]
     assert schema["required"] == ["messages"]

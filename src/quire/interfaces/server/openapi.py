@@ -128,7 +128,7 @@ def _operation(route: APIRoute, schemas: _Schemas, *, needs_key: bool) -> dict[s
     if parameters := [*_path_parameters(route), *_query_parameters(route)]:
         operation["parameters"] = parameters
     if description.request is not None or description.other_bodies:
-        operation["requestBody"] = {"required": True, "content": _bodies(description, schemas)}
+        operation["requestBody"] = {"required": not description.is_optional, "content": _bodies(description, schemas)}
     operation["responses"] = {str(description.status): _answer(description, schemas)}
     for status in _errors_of(route, description, needs_key=needs_key and not is_public):
         content = {"application/json": {"schema": schemas.of(description.error or ErrorAnswer)}}

@@ -77,7 +77,10 @@ def sessions_of(request: Request) -> Sessions:
     return found
 
 
-@router.post(PATH, openapi_extra=described(request=SessionRequest, answer=SessionObject, status=201, errors=(429,)))
+@router.post(
+    PATH,
+    openapi_extra=described(request=SessionRequest, is_optional=True, answer=SessionObject, status=201, errors=(429,)),
+)
 async def open_session(request: Request) -> Response:
     """An empty session; its first turn decides whether it is a chat or a text."""
     body = await read_request(request, SessionRequest, OPEN_RULES, strict=True, is_optional=True)

@@ -21,6 +21,8 @@ class Description:
 
     # of a JSON body
     request: type[msgspec.Struct] | None = None
+    # no body at all asks for what `{}` asks for
+    is_optional: bool = False
     # other media types that the body may have, with a sentence about each
     other_bodies: Mapping[str, str] = field(default_factory=dict)
     # None: something else than JSON
