@@ -25,6 +25,7 @@ from quire.structured_outputs_params import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+_MOST_CHARACTERS = 1024
 BOUNDS: tuple[Bounds, ...] = (
     ("n", 1, MAX_N),
     ("presence_penalty", -2.0, 2.0),
@@ -141,6 +142,11 @@ class SamplingParams(
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
+                if len(text) > _MOST_CHARACTERS:
+                    raise RequestError(
+                        f"{name}: a string of {len(text)} characters, at most {_MOST_CHARACTERS} are allowed.",
+                        param=name,
+                    )
                 check_encodable(name, text)
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             if token_ids := getattr(self, name):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # What one request may cost before it runs: most entries of a field.
 MOST_ENTRIES = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024, "logprob_token_ids": 128}
-_MOST_CHARACTERS = 1024
 _MOST_PRIORITY = 2**31 - 1
 # What a step of one beam search looks through, all beams together: 128 beams with 384 tokens that end them.
 _MOST_CANDIDATES = 2**16
@@ -242,12 +241,6 @@ def _check_sizes(asked: Asked, limits: Limits) -> None:
         count = len(getattr(asked.sampling, name) or ())
         if count > most:
             raise RequestError(f"{name}: {count} entries, at most {most} are allowed.", param=name)
-    for name in ("stop", "bad_words"):
-        for text in getattr(asked.sampling, name):
-            if len(text) > _MOST_CHARACTERS:
-                raise RequestError(
-                    f"{name}: a string of {len(text)} characters, at most {_MOST_CHARACTERS} are allowed.", param=name
-                )
 
 
 def _check_num_sequences(asked: Asked, limits: Limits) -> None:

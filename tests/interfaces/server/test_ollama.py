@@ -302,6 +302,10 @@ def test_an_empty_request_loads(asked):
             body = (await server.post(path, {"model": "byte-model", "keep_alive": 0})).json()
             assert body["done_reason"] == "unload"
             assert (await server.post(path, {"model": "other"})).status_code == 404
+            for name, value in (("frequency_penalty", 3.0), ("stop", ["x" * 1025])):
+                refused = await server.post(path, {"model": "byte-model", "options": {name: value}})
+                assert refused.status_code == 400
+                assert f"options.{name}" in refused.json()["error"]
         assert not server.requests()
 
     asked(test)

@@ -21,6 +21,7 @@ from quire.interfaces.server.ollama.fields import (
     OllamaGenerateRequest,
     asks_for_nothing,
     chat_of,
+    check_options,
     completion_of,
     seconds_of,
 )
@@ -119,6 +120,8 @@ async def _respond(
     request: Request, body: OllamaChatRequest | OllamaGenerateRequest, endpoint: Endpoint[Any]
 ) -> Response:
     if asks_for_nothing(body):
+        with in_words_of(NAMES):
+            check_options(body)
         await _load_or_leave(request.app.state.models, body)
         said = {"message": {"role": "assistant", "content": ""}} if endpoint is CHAT else {"response": ""}
         reason = "unload" if seconds_of(body.keep_alive) == 0 else "load"

@@ -17,6 +17,7 @@ from msgspec import Meta
 from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL, rules_for
 from quire.interfaces.server.openai.rendering import NO_EFFORT, thinking_switch
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
+from quire.interfaces.server.openai.sampling import generation_params
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import FieldRules, Refused, text_in
 from quire.renderer.image_parts import ImagePart
@@ -151,6 +152,11 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
 def asks_for_nothing(body: OllamaChatRequest | OllamaGenerateRequest) -> bool:
     """To have the model in memory, or out of it, is all that such a request wants."""
     return not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt)
+
+
+def check_options(body: OllamaChatRequest | OllamaGenerateRequest) -> None:
+    """As of a request that is answered, for one that only loads."""
+    generation_params(CompletionRequest(prompt="", **_shared(body)), {})
 
 
 def chat_of(body: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
