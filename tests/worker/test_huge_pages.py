@@ -112,6 +112,26 @@ def test_what_lies_in_huge_pages_stays_there(tmp_path, enough, monkeypatch):
 
 
 @needs_huge_pages
+def test_a_file_that_is_read_from_the_disk_may_come_in_huge_pages(mapped):
+    huge_pages.read_in_huge_pages(mapped)
+    assert "hg" in flags_of(mapped.ctypes.data + (4 << 20)).split()
+
+
+def flags_of(address):
+    """What the system was told about the mapping there."""
+    is_here = False
+    with open("/proc/self/smaps", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):
+                begin, end = (int(number, 16) for number in name.split("-"))
+                is_here = begin <= address < end
+            elif is_here and name == "VmFlags:":
+                return rest
+    return ""
+
+
+@needs_huge_pages
 def test_what_is_written_afterwards_stays_in_this_process(mapped, enough, tmp_path):
     before = np.array(mapped)
     moving = moved(mapped)

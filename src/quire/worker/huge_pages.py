@@ -92,7 +92,8 @@ class HugePages:
         num_left = sum(size for _, size in pieces)
         system = _System()
         for address, size in pieces:
-            system.map_what_is_cached(address, size)
+            # without it, what nobody has touched yet counts as if it lay in small pages
+            system.advise(address, size, _MADV_POPULATE_READ)
             if self._stopped.wait(0):
                 return
         if _bytes_in_huge_pages(self._array.ctypes.data) >= _ENOUGH_IN_HUGE_PAGES * self._array.nbytes:
@@ -111,6 +112,16 @@ class HugePages:
                 return
         seconds = time.monotonic() - began_at
         _logger.info("%d MiB of weights lie in huge pages, after %.1f s", self.num_moved_bytes >> 20, seconds)
+
+
+def read_in_huge_pages(array: npt.NDArray[np.uint8]) -> None:
+    """Whatever the system has yet to read of a file that is mapped here, it may read in huge pages.
+
+    Models do not touch their weights in the order of the file, and would get small ones."""
+    address = _aligned(array.ctypes.data)
+    size = array.ctypes.data + array.nbytes - address
+    if size > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+        _System().advise(address, size, mmap.MADV_HUGEPAGE)
 
 
 def _are_allowed() -> bool:
@@ -168,9 +179,9 @@ class _System:
         self._mremap.argtypes = (pointer, size, size, number, pointer)
         self._mmap.restype = self._mremap.restype = pointer
 
-    def map_what_is_cached(self, address: int, size: int) -> None:
-        """An older system maps it at the first touch, and says that it lies in no huge page until then."""
-        self._madvise(address, size, _MADV_POPULATE_READ)
+    def advise(self, address: int, size: int, advice: int) -> None:
+        """A system that does not know the advice goes on without."""
+        self._madvise(address, size, advice)
 
     def move_to_huge_pages(self, address: int, size: int) -> bool:
         """Whether these bytes lie in huge pages now. If not, they lie where they lay.

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from quire.cache_folder import cache_folder, check_private
 from quire.version import __version__
-from quire.worker.huge_pages import HugePages
+from quire.worker.huge_pages import HugePages, read_in_huge_pages
 
 _logger = logging.getLogger(__name__)
 _VERSION = 1
@@ -279,6 +279,7 @@ def _mapped(file: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
         raise ValueError("its first line is no index")
     # A private mapping: what would be written stays in this process.
     whole = np.memmap(file, dtype=np.uint8, mode="c", offset=0)
+    read_in_huge_pages(whole)
     data = torch.from_numpy(whole)[len(head) :]
     tensors: dict[str, Tensor] = {}
     for name, (kind, shape, offset) in index.items():
