@@ -125,7 +125,7 @@ class Scheduler:
         # of that step
         self._num_budgeted = self.max_num_batched_tokens
         # in it somebody waits for the next token of an answer, and there is a target of time between them
-        self._is_for_streams = False
+        self._is_held_to_target = False
         # for how many of its budget a token of each row counts
         self._weights = np.ones(rows.num_rows)
         self.admission_control = AdmissionControl(
@@ -383,7 +383,7 @@ class Scheduler:
         tokens do, row by row."""
         is_behind = self._are_behind(rows, wanted)
         num_streaming = self._num_streaming(rows, wanted, is_behind)
-        self._is_for_streams = num_streaming > 0
+        self._is_held_to_target = num_streaming > 0
         self._num_budgeted = self.budget.tokens(num_streaming)
         self._weights[:] = 1.0
         self._weigh(rows[is_behind])
@@ -392,7 +392,7 @@ class Scheduler:
 
     def _weigh(self, rows: IntArray) -> None:
         """These compute more than the next token of an answer, from where they stand."""
-        if self._is_for_streams:
+        if self._is_held_to_target:
             self._weights[rows] = self.budget.weights(self.rows.num_computed[rows])
 
     def _affordable(self, row: int, budget: int) -> int:
@@ -480,10 +480,10 @@ class Scheduler:
         is_behind = self._are_behind(rows, wanted)
         weights = self._weights[rows]
         num_shared = self._num_budgeted
-        if self._is_for_streams:
+        if self._is_held_to_target:
             num_shared -= int(wanted[~is_behind].sum())
         promised = self._promised_to_earliest(rows, is_behind, wanted, num_shared)
-        if self._is_for_streams:
+        if self._is_held_to_target:
             promised = _with_streaming(promised, wanted, is_behind, self.max_num_batched_tokens)
         num_promised = math.ceil(promised @ weights)
         budget = self._num_budgeted - num_promised - self._set_aside((wanted - promised) * weights, keys, num_promised)

@@ -94,7 +94,7 @@ def subcommand(word: str) -> Any:
     for name, (number, module, attribute, _) in WORKLOADS.items():
         if word.lower() in (name, number):
             return getattr(importlib.import_module(f"quire.interfaces.cli.{module}"), attribute)
-    hint = suggestion(word, WORKLOADS)
+    hint = "" if word.startswith("-") else suggestion(word, WORKLOADS)
     if hint and not Path(word).exists():
         raise OptionError(f"{word}: there is no such workload or folder.{hint}")
     return None
