@@ -297,22 +297,8 @@ def test_prompts_with_many_log_probabilities_have_turns_of_their_own(run):
                 delta.prompt_logprobs = positions
             return deltas
 
-    async def main():
-        prompts = [Echoed(number, 1) for number in range(20)]
-        generation = Generation(None, None, Unobserved())
-        for prompt in prompts:
-            generation.start(prompt, contextlib.nullcontext())
-        for prompt in prompts:
-            prompt.come()
-        taken = [generation.take()]
-        generation.tell(lambda: taken.append(generation.take()))
-        while not generation.is_done:
-            num_taken = len(taken)
-            await asyncio.sleep(0)
-            assert len(taken) <= num_taken + 1
-        return taken
-
-    taken = run(main())
+    prompts = [Echoed(number, 1) for number in range(20)]
+    taken = run(taken_by_turn(Generation(None, None, Unobserved()), *prompts))
     assert [len(deltas) for deltas in taken] == [5] * 4
     assert [delta.index for deltas in taken for delta in deltas] == list(range(20))
 
@@ -344,9 +330,11 @@ class Beams(Prompt):
 LENGTH = 3_000
 
 
-async def taken_by_turn(generation, beams):
-    generation.start(beams, contextlib.nullcontext())
-    beams.come()
+async def taken_by_turn(generation, *prompts):
+    for prompt in prompts:
+        generation.start(prompt, contextlib.nullcontext())
+    for prompt in prompts:
+        prompt.come()
     taken = [generation.take()]
     generation.tell(lambda: taken.append(generation.take()))
     while not generation.is_done:
