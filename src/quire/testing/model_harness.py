@@ -70,10 +70,16 @@ class ModelHarness:
         self.tables: dict[int, list[list[int]]] = defaultdict(lambda: [[] for _ in self.groups])
 
     @torch.inference_mode()
-    def step(self, chunks: dict[int, Sequence[int]], num_drafts: Mapping[int, int] = NO_DRAFTS) -> dict[int, Tensor]:
+    def step(
+        self,
+        chunks: dict[int, Sequence[int]],
+        num_drafts: Mapping[int, int] = NO_DRAFTS,
+        wanted: Sequence[int] | None = None,
+    ) -> dict[int, Tensor]:
         """New tokens by sequence, computed together; logits of all of them by sequence.
 
-        `num_drafts`: so many of a sequence's new tokens, the last ones, are not kept."""
+        `num_drafts`: so many of a sequence's new tokens, the last ones, are not kept. `wanted`: the tokens of the step
+        whose logits are looked at, if not all."""
         starts, ids, positions = [0], list[int](), list[int]()
         for sequence, chunk in chunks.items():
             first = len(self.tokens[sequence])
@@ -84,7 +90,8 @@ class ModelHarness:
             self._grow(sequence)
         states = self._state_batch(list(chunks), starts, num_drafts)
         metadata = tuple(self._metadata(group, list(chunks), starts) for group in range(len(self.groups)))
-        with forward_context(ForwardContext(metadata, states)):
+        wanted_n = None if wanted is None else self._tensor(wanted)
+        with forward_context(ForwardContext(metadata, states, wanted_n=wanted_n)):
             hidden = self.model(self._tensor(ids), self._tensor(positions))
         logits = self.model.compute_logits(hidden).to(torch.float32, copy=True)
         for sequence in chunks:

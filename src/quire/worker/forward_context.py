@@ -30,6 +30,8 @@ class ForwardContext:
     adapter_slots: Tensor | None = None
     # of each token whether it is nobody's, and stands there because work has one of a few sizes; None: none is
     is_padding_T: Tensor | None = None
+    # the tokens whose hidden states are read, in rising order: those of others may have any content; None: all are
+    wanted_n: Tensor | None = None
     # True: code is made of what the model calls, and nothing is computed
     is_traced: bool = False
 

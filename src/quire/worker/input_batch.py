@@ -54,12 +54,15 @@ class InputBatch:
 
 
 @contextmanager
-def attention_context(batch: InputBatch, backend: AttentionBackend | None) -> Iterator[None]:
-    """The scope in which a model computes this batch."""
+def attention_context(
+    batch: InputBatch, backend: AttentionBackend | None, wanted_n: Tensor | None = None
+) -> Iterator[None]:
+    """The scope in which a model computes this batch; `wanted_n` as in ForwardContext."""
     metadata: tuple[Any, ...] = ()
     if backend is not None:
         metadata = tuple(backend.build_metadata(group) for group in batch.attention)
-    with forward_context(ForwardContext(metadata, states=batch.states, adapter_slots=batch.adapter_slots_T)):
+    context = ForwardContext(metadata, states=batch.states, adapter_slots=batch.adapter_slots_T, wanted_n=wanted_n)
+    with forward_context(context):
         yield
 
 

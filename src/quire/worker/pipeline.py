@@ -142,6 +142,10 @@ class StageOutputs(StepMember):
         # by step whose answer is not known yet: rows that were let go of since, or have another sequence
         self._gone: dict[int, set[int]] = {}
 
+    def tokens_read(self, batch: InputBatch) -> Tensor | None:
+        """The next stage reads all."""
+        return None
+
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         # a copy: a recorded program computes the next part in the same memory
         self._parts.append((batch, hidden_TE.clone()))

@@ -48,6 +48,10 @@ class StepSampler(Protocol):
     # what a next token waits for, and the rows that get none in this step
     beside: BesideSteps
 
+    def tokens_read(self, batch: InputBatch) -> Tensor | None:
+        """Those whose hidden states are asked for, in rising order; None: all."""
+        ...
+
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled: ...
 
 
@@ -141,7 +145,8 @@ class StepComputation:
         batch = self._inputs.seen(self.batches.build(rows, num_tokens))
         self._states = batch.states
         failpoint("in_forward", batch.input_ids_T)
-        with attention_context(batch, self.backend):
+        wanted_n = None if self._drafting.proposer.reads_hidden_states else self.sampler.tokens_read(batch)
+        with attention_context(batch, self.backend, wanted_n):
             arguments = self._inputs.of(batch)
             self.times.ends("prepare")
             # on a CPU mostly a recorded program in the place of `forward` (compilation/recorded.py)

@@ -12,6 +12,7 @@ from quire.worker.compilation import record_model
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.kernels import cpu
 from quire.worker.kernels.cpu.program import Program
+from quire.worker.layers.experts import forget_expert_tokens
 from quire.worker.model_loader import load_model
 
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
@@ -60,6 +61,45 @@ def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_thre
         expected, found = (harness.step(step) for harness in harnesses)
         for sequence in step:
             assert torch.equal(found[sequence], expected[sequence])
+
+
+@pytest.mark.parametrize(("name", "dtype"), sampled(NAMES, ["float32", "bfloat16"], n=len(NAMES)))
+def test_tokens_that_nobody_reads_leave_the_others_as_they_are(name, dtype, checkpoint, two_threads):
+    path = checkpoint(name)
+    eager, model = loaded(path, dtype=dtype), loaded(path, dtype=dtype)
+    harnesses = ModelHarness(eager), ModelHarness(model)
+    record(model, harnesses[1])
+    ids = torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+    steps = [
+        ({0: ids[:30]}, []),
+        ({0: ids[30:50], 1: ids[50:55], 2: ids[55:90]}, [3, 24, 57, 59]),
+        ({2: ids[:9], 1: ids[9:10]}, [0, 9]),
+        ({0: ids[:1], 1: ids[:1]}, [0, 1]),
+    ]
+    for step, wanted in steps:
+        expected = torch.cat(list(harnesses[0].step(step).values()))
+        found = torch.cat(list(harnesses[1].step(step, wanted=wanted).values()))
+        assert torch.equal(found[wanted], expected[wanted])
+
+
+def test_the_last_layer_computes_what_is_read(checkpoint):
+    model = loaded(checkpoint("qwen3_moe"))
+    harness = ModelHarness(model)
+    record(model, harness)
+    experts = [layer.mlp for layer in model.model.layers]
+    forget_expert_tokens(model)
+    harness.step({0: list(range(40)), 1: list(range(20))}, wanted=[39, 58, 59])
+    num_rows = [int(layer.num_tokens_X.sum()) // layer.routing.top_k for layer in experts]
+    assert num_rows == [60] * (len(experts) - 1) + [3]
+
+
+def test_tokens_that_are_read_stand_in_order(checkpoint):
+    model = loaded(checkpoint("llama"))
+    harness = ModelHarness(model)
+    record(model, harness)
+    for wanted in ([3, 2], [1, 1], [4], [-1]):
+        with pytest.raises(RuntimeError, match="some of the step, in ascending order"):
+            harness.step({0: [5, 6, 7, 8]}, wanted=wanted)
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba2"])

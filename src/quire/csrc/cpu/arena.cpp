@@ -20,8 +20,8 @@ Arena::~Arena() {
   for (const Block& block : blocks_) munmap(block.data, block.bytes);
 }
 
-void* Arena::take(int64_t bytes) {
-  bytes = padded(bytes);
+void* Arena::take(int64_t bytes_taken) {
+  const int64_t bytes = padded(bytes_taken);
   Block* best = nullptr;
   for (Block& block : blocks_) {
     if (block.state == State::free && block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) {
@@ -33,10 +33,10 @@ void* Arena::take(int64_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
     if (bytes >= HUGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);
-    blocks_.push_back({data, bytes, State::taken});
+    blocks_.push_back({data, bytes, bytes_taken, State::taken});
     best = &blocks_.back();
   }
-  best->state = State::taken;
+  best->state = State::taken, best->bytes_taken = bytes_taken;
   return best->data;
 }
 
@@ -50,6 +50,14 @@ void Arena::begin_stage() {
   for (Block& block : blocks_) {
     if (block.state == State::given_back) block.state = State::free;
   }
+}
+
+std::vector<TokenRows> Arena::taken(int64_t num_tokens) const {
+  std::vector<TokenRows> rows;
+  for (const Block& block : blocks_) {
+    if (block.state == State::taken) rows.push_back({static_cast<char*>(block.data), block.bytes_taken / num_tokens});
+  }
+  return rows;
 }
 
 }  // namespace quire

@@ -7,6 +7,12 @@
 
 namespace quire {
 
+// A row for each token, one after the other.
+struct TokenRows {
+  char* data;
+  int64_t row_bytes;
+};
+
 // A block is handed out again once the tensor that had it is gone: what follows in the program may overwrite it. Not at
 // once, though: the steps of a stage run side by side on different tokens, so a block that one of them still reads
 // becomes free only when the next stage begins.
@@ -19,12 +25,14 @@ class Arena {
   void* take(int64_t bytes);
   void give_back(void* data);
   void begin_stage();
+  // What tensors of so many tokens lie in, a row of each after the other.
+  std::vector<TokenRows> taken(int64_t num_tokens) const;
 
  private:
   enum class State { taken, given_back, free };
   struct Block {
     void* data;
-    int64_t bytes;
+    int64_t bytes, bytes_taken;
     State state;
   };
   std::vector<Block> blocks_;

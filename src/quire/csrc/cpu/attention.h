@@ -17,6 +17,7 @@ class AttentionStep final : public Step {
   int64_t work(const Extent& extent) const override;
   void check(const Extent& extent) const override;
   void run(const Extent& extent, Crew& crew) const override;
+  bool needs_all_tokens() const override { return true; }
 
  private:
   void check_ends(int64_t sequence) const;

@@ -18,6 +18,7 @@ class WriteStep final : public TokenStep {
   int64_t work(const Extent& extent) const override;
   void check(const Extent& extent) const override;
   void run_tokens(int64_t begin, int64_t end) const override;
+  bool needs_all_tokens() const override { return true; }
 
  private:
   std::vector<StoreArgs> stores_;

@@ -43,6 +43,7 @@ class StateStep : public Step {
 
   int64_t work(const Extent& extent) const final { return WORK * extent.tokens * floats_; }
   void check(const Extent& extent) const final { states_.check(extent); }
+  bool needs_all_tokens() const final { return true; }
 
   void run(const Extent& extent, Crew& crew) const final {
     const int64_t parts = num_parts();

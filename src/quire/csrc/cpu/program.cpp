@@ -4,6 +4,7 @@
 
 #include "operators.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -26,9 +27,11 @@ void Program::append(std::unique_ptr<Step> step) {
   ++num_steps_;
   const bool joins = !stages_.empty() && step->is_by_token() && stages_.back().front()->is_by_token();
   if (!joins) {
+    if (needs_all_) rest_ = {stages_.size(), arena_->taken(max_tokens_)}, needs_all_ = false;
     stages_.emplace_back();
     arena_->begin_stage();
   }
+  needs_all_ |= step->needs_all_tokens();
   stages_.back().push_back(std::move(step));
 }
 
@@ -46,11 +49,32 @@ void Program::run_stage(const Stage& stage, const Extent& extent, Crew& crew) {
   crew.for_each(extent.tokens, TOKENS_AT_ONCE, run_tokens);
 }
 
-void Program::run(const Extent& extent) const {
+// Their rows move to the beginning, over those of others.
+void Program::keep_only(const Tokens& wanted, Crew& crew) const {
+  const int64_t num_kept = static_cast<int64_t>(rest_.rows.size()), count = num_kept + inputs_.size();
+  crew.for_each(count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const TokenRows& rows = i < num_kept ? rest_.rows[i] : inputs_[i - num_kept];
+      for (int64_t t = 0; t < wanted.count; ++t) {
+        if (wanted.numbers[t] == t) continue;
+        std::memcpy(rows.data + t * rows.row_bytes, rows.data + wanted.numbers[t] * rows.row_bytes, rows.row_bytes);
+      }
+    }
+  });
+}
+
+void Program::run(const Extent& extent, const std::optional<Tokens>& wanted) const {
   if (extent.tokens < 0 || extent.tokens > max_tokens_) {
     throw std::runtime_error("a program for " + std::to_string(max_tokens_) + " tokens cannot run " +
                              std::to_string(extent.tokens));
   }
+  for (int64_t t = 0; wanted.has_value() && t < wanted->count; ++t) {
+    const int64_t number = wanted->numbers[t];
+    if (number < 0 || number >= extent.tokens || (t > 0 && number <= wanted->numbers[t - 1])) {
+      throw std::runtime_error("the tokens whose results are read must be some of the step, in ascending order");
+    }
+  }
+  const bool is_narrowed = wanted.has_value() && can_narrow() && wanted->count < extent.tokens;
   int64_t work = 0;
   for (const Stage& stage : stages_)
     for (const auto& step : stage) {
@@ -58,7 +82,11 @@ void Program::run(const Extent& extent) const {
       work += step->work(extent);
     }
   run_crew(threads_for(work), [&](Crew& crew) {
-    for (const Stage& stage : stages_) run_stage(stage, extent, crew);
+    const size_t num_whole = is_narrowed ? rest_.first_stage : stages_.size();
+    for (size_t i = 0; i < num_whole; ++i) run_stage(stages_[i], extent, crew);
+    if (num_whole == stages_.size() || wanted->count == 0) return;
+    keep_only(*wanted, crew);
+    for (size_t i = num_whole; i < stages_.size(); ++i) run_stage(stages_[i], {wanted->count, extent.sequences}, crew);
   });
 }
 
@@ -112,9 +140,19 @@ QUIRE_EXPORT void quire_program_drop(void* program) { delete static_cast<quire::
 QUIRE_EXPORT int64_t quire_program_size(const void* program) {
   return static_cast<const quire::Program*>(program)->size();
 }
-QUIRE_EXPORT const char* quire_program_run(const void* program, int64_t tokens, int64_t sequences) {
+QUIRE_EXPORT void quire_record_input(char* data, int64_t row_bytes) {
+  quire::recording->add_input({data, row_bytes});
+}
+QUIRE_EXPORT bool quire_program_can_narrow(const void* program) {
+  return static_cast<const quire::Program*>(program)->can_narrow();
+}
+// `wanted`: null, or the numbers of the tokens whose results are read.
+QUIRE_EXPORT const char* quire_program_run(const void* program, int64_t tokens, int64_t sequences,
+                                           const int64_t* wanted, int64_t num_wanted) {
   try {
-    static_cast<const quire::Program*>(program)->run({tokens, sequences});
+    std::optional<quire::Tokens> some;
+    if (wanted != nullptr) some = {wanted, num_wanted};
+    static_cast<const quire::Program*>(program)->run({tokens, sequences}, some);
     return nullptr;
   } catch (const std::exception& error) {
     quire::last_error = error.what();

@@ -2,12 +2,19 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "arena.h"
 #include "step.h"
 
 namespace quire {
+
+// Numbers of some tokens.
+struct Tokens {
+  const int64_t* numbers;
+  int64_t count;
+};
 
 class Program {
  public:
@@ -18,14 +25,31 @@ class Program {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   void append(std::unique_ptr<Step> step);
   int64_t size() const { return num_steps_; }
-  void run(const Extent& extent) const;
+  // Memory outside that steps read a row of for each token.
+  void add_input(const TokenRows& rows) { inputs_.push_back(rows); }
+  // Whether the rest of the steps can do with fewer tokens than the first ones.
+  bool can_narrow() const { return !rest_.rows.empty() && !needs_all_; }
+  // If `tokens` are said, in ascending order, only their results are read: those of a program that can narrow stand at
+  // the beginning then.
+  void run(const Extent& extent, const std::optional<Tokens>& wanted) const;
 
  private:
   // Neighbours that run token by token, or one step of another kind.
   using Stage = std::vector<std::unique_ptr<Step>>;
+  // What follows the last step that needs all tokens, and what it reads of them.
+  struct Rest {
+    size_t first_stage;
+    std::vector<TokenRows> rows;
+  };
   static void run_stage(const Stage& stage, const Extent& extent, Crew& crew);
 
+  void keep_only(const Tokens& wanted, Crew& crew) const;
+
   int64_t max_tokens_, num_steps_ = 0;
+  // the last stage does
+  bool needs_all_ = false;
+  Rest rest_;
+  std::vector<TokenRows> inputs_;
   std::vector<Stage> stages_;
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
 };

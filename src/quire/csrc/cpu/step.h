@@ -35,6 +35,10 @@ class Step {
   // Steps that treat every token by itself say so. Neighbours in a program then run one after the other on a few tokens
   // at a time, while these are in the cache, with no barrier between them: this is how small operations are fused.
   virtual bool is_by_token() const { return false; }
+
+  // Steps that keep something of every token, or let tokens see each other, say so. Behind the last of them a program
+  // may go on with those tokens alone whose results are read.
+  virtual bool needs_all_tokens() const { return false; }
 };
 
 class TokenStep : public Step {

@@ -197,10 +197,12 @@ class RecordedForward:
         for group, buffers in self._groups.items():
             metadata[group] = buffers.batch
         inputs = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
+        slots = torch.from_numpy(self._adapter_slots)
+        more = () if self._intermediate is None else (None, self._intermediate)
         states = self._states.batch if self._states is not None else None
-        context = ForwardContext(tuple(metadata), states, adapter_slots=torch.from_numpy(self._adapter_slots))
-        with forward_context(context), self._program.recording(self._max_tokens), _OnlyRecorded():
-            more = () if self._intermediate is None else (None, self._intermediate)
+        context = ForwardContext(tuple(metadata), states, adapter_slots=slots)
+        by_token = [*inputs, slots, *more[1:]]
+        with forward_context(context), self._program.recording(self._max_tokens, by_token), _OnlyRecorded():
             hidden: Tensor = self._forward(*inputs, *more)
         if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
             raise CannotRecordError("the hidden states are not one row for each token")
@@ -235,7 +237,10 @@ class RecordedForward:
                 num_sequences = buffers.fill(context.metadata[group])
         if self._states is not None and not context.is_profiling:
             num_sequences = self._states.fill(context.states)
-        self._program.run(num_tokens, num_sequences)
+        wanted_n = context.wanted_n
+        self._program.run(num_tokens, num_sequences, wanted_n)
+        if wanted_n is not None and len(wanted_n) < num_tokens and self._program.can_narrow:
+            self.hidden[wanted_n] = self.hidden[: len(wanted_n)].clone()
         return self.hidden[:num_tokens]
 
 

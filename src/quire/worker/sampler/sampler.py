@@ -144,6 +144,9 @@ class Sampler(StepMember):
     def close(self) -> None:
         self.beside.close()
 
+    def tokens_read(self, batch: InputBatch) -> Tensor | None:
+        return None if any(reader.rows for reader in self._readers) else batch.logits_indices_N
+
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         self._reasons.clear()
         readings: list[Reading] = [reader.start(hidden_TE, batch) for reader in self._readers if reader.rows]

@@ -42,6 +42,8 @@ _MOST_PADDING = 1024
 class DraftModelProposer:
     """Follows the rows with a model of its own."""
 
+    reads_hidden_states = False
+
     def __init__(self, config: WorkerConfig, target: nn.Module) -> None:
         assert config.speculation is not None, "somebody asked for drafts"
         assert config.speculation.model_path is not None, "a draft model has a directory"

@@ -35,6 +35,8 @@ from quire.worker.staging import to_device
 class EagleProposer(NoProposer):
     """Runs the head over each step. Has no state of its own."""
 
+    reads_hidden_states = True
+
     def __init__(self, config: WorkerConfig, target: nn.Module) -> None:
         self._model, self._taps = load_eagle(config, target)
         self._is_on = True

@@ -45,7 +45,8 @@ class FinishedStep:
     # as the target saw it: batch.num_computed_S is from before the step, table.num_computed from after it. A rejected
     # draft is still in batch.input_ids_T; the table has the token that stands there now.
     batch: InputBatch
-    # the target's hidden states of batch.input_ids_T, as compute_logits takes them
+    # The target's hidden states of batch.input_ids_T, as compute_logits takes them. Of tokens that sampled nothing they
+    # may have any content, unless the proposer `reads_hidden_states`.
     hidden_TE: Tensor
     # Rows that sampled in this step and are asked for drafts; may be empty. Each has exactly one token that is not
     # computed, its last: table.num_computed[row] == table.num_total[row] - 1.
@@ -56,6 +57,9 @@ class FinishedStep:
 
 class Proposer(RowFollower, Protocol):
     """All hooks; `NoProposer` has what most of them do."""
+
+    # of every token of a step
+    reads_hidden_states: bool
 
     @property
     def layers(self) -> dict[str, Attention]:
@@ -90,6 +94,8 @@ class Proposer(RowFollower, Protocol):
 
 class NoProposer:
     """Proposes nothing and keeps nothing."""
+
+    reads_hidden_states = False
 
     @property
     def layers(self) -> dict[str, Attention]:

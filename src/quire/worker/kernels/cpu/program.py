@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from torch import Tensor
 
 from quire.worker.kernels.cpu import library
 
@@ -21,9 +23,12 @@ class Program:
         self._address: int | None = None
 
     @contextmanager
-    def recording(self, max_tokens: int) -> Iterator[None]:
-        """Operators called inside, on this thread, compute nothing: they become the steps."""
+    def recording(self, max_tokens: int, inputs: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Operators called inside, on this thread, compute nothing: they become the steps. `inputs`: what these may
+        read a row of for each token, [max_tokens, ...]."""
         self._library.quire_record_begin(max_tokens)
+        for tensor in inputs:
+            self._library.quire_record_input(tensor.data_ptr(), tensor.nbytes // max_tokens)
         try:
             yield
         finally:
@@ -33,8 +38,15 @@ class Program:
     def __len__(self) -> int:
         return int(self._library.quire_program_size(self._address))
 
-    def run(self, num_tokens: int, num_sequences: int) -> None:
-        """All steps, for so many tokens of so many sequences."""
-        error = self._library.quire_program_run(self._address, num_tokens, num_sequences)
+    @property
+    def can_narrow(self) -> bool:
+        return bool(self._library.quire_program_can_narrow(self._address))
+
+    def run(self, num_tokens: int, num_sequences: int, wanted_n: Tensor | None = None) -> None:
+        """All steps, for so many tokens of so many sequences. `wanted_n`: the tokens whose results are read, rising
+        int64 numbers on the CPU; a program that `can_narrow` leaves these results at the beginning, and makes no
+        others."""
+        wanted = (None, 0) if wanted_n is None else (wanted_n.data_ptr(), len(wanted_n))
+        error = self._library.quire_program_run(self._address, num_tokens, num_sequences, *wanted)
         if error is not None:
             raise RuntimeError(error.decode())
