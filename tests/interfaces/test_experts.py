@@ -1,5 +1,7 @@
 """Tokens by expert, as users see them: LLM.statistics() and /metrics."""
 
+import json
+
 import pytest
 
 from quire import LLM, SamplingParams
@@ -32,9 +34,12 @@ def test_each_token_is_counted_at_its_experts(name, layers, top_k, options, tmp_
     counts = by_layer(statistics)
     # the last token of an answer is computed by nobody
     num_tokens = len("a prompt" + "another one") + 2 * (9 - 1)
-    assert {layer: sum(of_layer.values()) for layer, of_layer in counts.items()} == dict.fromkeys(
-        layers, top_k * num_tokens
-    )
+    expected = dict.fromkeys(layers, top_k * num_tokens)
+    last = str(json.loads((path / "config.json").read_text())["num_hidden_layers"] - 1)
+    if last in layers and not options.get("enforce_eager"):
+        # a program computes no more there than the tokens whose results are read
+        expected[last] = top_k * 2 * 9
+    assert {layer: sum(of_layer.values()) for layer, of_layer in counts.items()} == expected
     assert max(counts[layers[0]].values()) < top_k * num_tokens, "all tokens at one expert: nothing was routed"
     text = ServerMetrics().exposition(statistics).decode()
     line = f'quire:expert_tokens_total{{expert="3",layer="{layers[-1]}",model_name=""}} {counts[layers[-1]][3]:.1f}'
@@ -54,4 +59,5 @@ def test_many_experts_are_summed_over_layers(tmp_path, monkeypatch):
         llm.generate("a prompt", GREEDY, use_tqdm=False)
         counts = by_layer(llm.statistics())
     assert list(counts) == ["all"]
-    assert sum(counts["all"].values()) == 3 * 2 * (8 + 8)
+    # of the prompt the last layer computes one token
+    assert sum(counts["all"].values()) == 2 * (2 * (8 + 8) + (1 + 8))

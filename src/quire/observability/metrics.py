@@ -302,7 +302,7 @@ ENGINE_STATISTICS: dict[str, EngineMetric] = {
     _OF_ANY_EXPERT: EngineMetric(
         "quire:expert_tokens_total",
         "Tokens that an expert computed, in models with a file of their own; the layer is `all`, and the sum over "
-        "layers, where there are more than 1,024 experts in all.",
+        "layers, where there are more than 1,024 experts in all. On a CPU the last layer computes few of a prompt's.",
         {"expert": "number", "layer": "number"},
     ),
 }
