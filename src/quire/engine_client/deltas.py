@@ -57,17 +57,18 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.packed = None
 
     @property
-    def num_logprobs(self) -> int:
-        """Of all its positions, which have about as many each."""
-        return sum(
-            len(positions) * len(positions[-1].token_ids)
-            for positions in (self.prompt_logprobs, self.logprobs)
-            if positions
-        )
+    def size(self) -> int:
+        """Its tokens, and the log-probabilities of all positions, which have about as many each."""
+        scores = (self.prompt_logprobs, self.logprobs)
+        num_scores = sum(len(positions) * len(positions[-1].token_ids) for positions in scores if positions)
+        return len(self.token_ids) + num_scores
 
     def beginning(self, most: int) -> TokenDelta:
-        """Its first positions, with at most so many log-probabilities but at least one; they are here no more. Those of
-        the prompt come first; how it ends stays with what is left."""
+        """Its first positions, of no more than this size but at least one; they are here no more. Those of the prompt
+        come first; how it ends stays with what is left. All of it, if no position would be left."""
+        num_positions = len(self.prompt_logprobs or ()) + len(self.token_ids)
+        if num_positions <= 1 or self.size <= most:
+            return self
         first = TokenDelta(
             self.index,
             num_cached_tokens=self.num_cached_tokens,
@@ -77,11 +78,14 @@ class TokenDelta(msgspec.Struct, gc=False):
         self.num_cached_tokens = self.share_of_others = None
         self.first_miss = ""
         if self.prompt_logprobs:
-            first.prompt_logprobs, self.prompt_logprobs = _cut(self.prompt_logprobs, most)
-        elif self.logprobs:
-            first.logprobs, self.logprobs = _cut(self.logprobs, most)
-            count = len(first.logprobs)
+            count = max(1, most // len(self.prompt_logprobs[-1].token_ids))
+            first.prompt_logprobs, self.prompt_logprobs = _cut(self.prompt_logprobs, count)
+        else:
+            num_scores = len(self.logprobs[-1].token_ids) if self.logprobs else 0
+            count = max(1, most // (1 + num_scores))
             first.token_ids, self.token_ids = self.token_ids[:count], self.token_ids[count:]
+            if self.logprobs:
+                first.logprobs, self.logprobs = _cut(self.logprobs, count)
         return first
 
     @property
@@ -125,6 +129,5 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.num_accepted_tokens = later.num_accepted_tokens
 
 
-def _cut(positions: list[TokenLogprobs], most: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs] | None]:
-    count = max(1, most // len(positions[-1].token_ids))
+def _cut(positions: list[TokenLogprobs], count: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs] | None]:
     return positions[:count], positions[count:] or None

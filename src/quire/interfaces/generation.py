@@ -21,8 +21,9 @@ from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.renderer import Renderer
 
-# Log-probabilities that are named in a turn of the event loop, and that whoever reads them then writes.
-_MOST_LOGPROBS = 4_000
+# Tokens that become text in a turn of the event loop, and log-probabilities that are named, and that whoever reads them
+# then writes.
+_MOST_OF_TURN = 4_000
 
 
 class OutputObserver(Protocol):
@@ -121,25 +122,25 @@ class Generation:
         self._heard = {}
         news: list[OutputDelta] = []
         see = self._observer.see
-        num_named = 0
+        size_of_turn = 0
         put_off: list[_Request] = []
         try:
             for request in heard:
-                if num_named >= _MOST_LOGPROBS:
+                if size_of_turn >= _MOST_OF_TURN:
                     put_off.append(request)
                     continue
                 tokens = request.tokens
                 push = request.assembly.push
                 late: list[TokenDelta] = []
                 for delta in request.late or tokens.take():
-                    if num_named >= _MOST_LOGPROBS:
+                    if size_of_turn >= _MOST_OF_TURN:
                         late.append(delta)
                         continue
                     part = delta
-                    if delta.logprobs or delta.prompt_logprobs:
-                        num_named += delta.num_logprobs
-                        if delta.num_logprobs > _MOST_LOGPROBS:
-                            part = delta.beginning(_MOST_LOGPROBS)
+                    if len(delta.token_ids) > 1 or delta.logprobs or delta.prompt_logprobs:
+                        size_of_turn += delta.size
+                        part = delta.beginning(_MOST_OF_TURN)
+                        if part is not delta:
                             late.append(delta)
                     new = push(part)
                     if new.finish_reason is not None:

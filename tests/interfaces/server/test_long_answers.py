@@ -361,6 +361,40 @@ def test_outputs_with_many_log_probabilities_come_in_parts(run):
         assert sum(len(delta.prompt_logprobs or ()) for delta in (*parts, last)) == (LENGTH if index == 0 else 0)
 
 
+def test_the_end_of_an_output_comes_with_its_last_token_however_many_scores_that_has(run):
+    """A token that is all there is to hand over to another server is looked for in the delta that ends."""
+    vocabulary = list(range(5_000))
+
+    class Scored(Prompt):
+        def take(self):
+            deltas = super().take()
+            for delta in deltas:
+                delta.logprobs = [TokenLogprobs(vocabulary, [-8.5] * len(vocabulary), [1] * len(vocabulary))]
+                delta.finish_reason = "length"
+            return deltas
+
+    (deltas,) = run(taken_by_turn(Generation(None, None, Unobserved()), Scored(0, 1)))
+    assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [([0], "length")]
+
+
+def test_outputs_of_many_tokens_come_in_parts(run):
+    """A stop string is looked for token by token: a microsecond each, and a slow reader finds a million of them."""
+
+    class Long(Beams):
+        def take(self):
+            return [TokenDelta(delta.index, [5] * LENGTH * 3, finish_reason="length") for delta in super().take()]
+
+    renderer = fake_renderer()
+    taken = run(taken_by_turn(Generation(None, renderer, Unobserved()), Long(4, stop=["there is none such"])))
+    for deltas in taken:
+        assert 0 < sum(len(delta.token_ids) for delta in deltas) < 10_000
+    deltas = [delta for deltas in taken for delta in deltas]
+    for index in range(4):
+        of_one = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in of_one) == renderer.decode([5] * LENGTH * 3)
+        assert [delta.finish_reason for delta in of_one] == [None] * (len(of_one) - 1) + ["length"]
+
+
 def test_of_an_output_in_parts_nothing_follows_a_stop_string(run):
     aborted = []
 
