@@ -4,6 +4,7 @@ import pytest
 
 from quire import LLM, PoolingParams, SamplingParams
 from quire.engine_core.kv_cache_manager.lost_names import MOST_NAMES, LostNames
+from quire.hooks import Hook
 
 BLOCK = 16
 NUM_BLOCKS = 32
@@ -53,6 +54,16 @@ def test_every_position_is_needed(llm):
     assert miss(llm, 11, 65, prompt_logprobs=1) == (0, "every_position")
     [output] = llm.embed([prompt(11, 65)], PoolingParams(pooling="mean"))
     assert output.num_cached_tokens == 0
+
+
+class Watching(Hook):
+    def on_tokens(self, tokens):
+        return None
+
+
+def test_where_hooks_look_at_tokens_as_well():
+    with LLM(num_gpu_blocks_override=NUM_BLOCKS, block_size=BLOCK, max_model_len=400, hooks=[Watching()]) as llm:
+        assert miss(llm, 5, 65) == (0, "new")
 
 
 def test_no_cache_at_all():

@@ -273,6 +273,7 @@ class GuardedStream:
             # its sender knows it
             first = TokenDelta(delta.index, prompt_logprobs=delta.prompt_logprobs)
             first.num_cached_tokens = delta.num_cached_tokens
+            first.first_miss = delta.first_miss
             first.share_of_others = delta.share_of_others
             self._show(first)
         sequence.take(delta)
