@@ -1,9 +1,10 @@
 """What a target between tokens costs and brings: the scheduler itself on a virtual clock, with the lengths of W6.
 
     python benchmarks/target_between_tokens.py [--step 34 --token 1.6 --rates 0.45 0.9 1.1] [--requests 400]
+    python benchmarks/target_between_tokens.py --long 16000 [--pair 1.2]      four streams beside one prompt
 
-Milliseconds of a step of one token and of each further token, as `quire serve` measures them when it starts. The same
-numbers give the same table on every machine.
+Milliseconds of a step of one token and of each further token, and microseconds of a token for each one before it, as
+`quire serve` measures them when it starts. The same numbers give the same table on every machine.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from quire.interfaces.cli.bench_serve import arrivals
 from quire.interfaces.cli.bench_workloads import batch_lengths
-from quire.messages import split_sequence_id
+from quire.messages import sequence_id_of, split_sequence_id
 from quire.simulation.costs.linear import LinearCosts
 from quire.testing.core import CoreUnderTest
 
 _MEAN_PROMPT = 161
 _MEAN_ANSWER = 129
 _NO_TARGET = (0.0, 1.0)
+_NUM_STREAMS = 4
 
 
 @dataclass
@@ -85,6 +88,49 @@ def table(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"| {rate:g} | {name} | {firsts} | {gaps} | {times.seconds:.1f} |"
 
 
+def beside_a_long_prompt(costs: LinearCosts, length: int, seconds: float, *, counts_alike: bool) -> Times:
+    """Gaps of a stream in the last eighth of the time that such a prompt takes beside it and others. `counts_alike`:
+    every token counts one, wherever it stands."""
+    draw = random.Random(0)
+    core = CoreUnderTest(
+        num_blocks=(_NUM_STREAMS + 1) * length // 8,
+        block_size=16,
+        max_num_seqs=8,
+        max_model_len=2 * length,
+        budget=2048,
+        costs=costs,
+        policy="two_level",
+        target_seconds=seconds,
+        check_invariants=False,
+    )
+    if counts_alike:
+        core.scheduler.budget = replace(core.scheduler.budget, growth=0.0)
+    for number in range(_NUM_STREAMS):
+        core.add(number, [draw.randrange(50) for _ in range(16)], max_tokens=length)
+    core.step()
+    begin = core.clock.now()
+    core.add(_NUM_STREAMS, [draw.randrange(50) for _ in range(length)], max_tokens=1)
+    token_times = [begin]
+    while sequence_id_of(_NUM_STREAMS, 0) not in core.ends:
+        core.step()
+        token_times.append(core.clock.now())
+    taken = token_times[-1] - begin
+    gaps = [after - before for before, after in pairwise(token_times) if after > begin + taken * 7 / 8]
+    return Times(gaps=gaps, seconds=taken)
+
+
+def long_table(arguments: argparse.Namespace) -> Iterator[str]:
+    yield f"| a token of {arguments.long:,} | target, ms | between tokens at the end p50, longest, ms | the prompt, s |"
+    yield "| --- | --- | --- | --- |"
+    step, token = arguments.step / 1e3, arguments.token / 1e3
+    costs = LinearCosts(per_step=step - token, per_token=token, per_pair=arguments.pair / 1e6)
+    for target in arguments.targets:
+        for name, counts_alike in (("counts for what it sees", False), ("counts one", True)):
+            times = beside_a_long_prompt(costs, arguments.long, target / 1e3, counts_alike=counts_alike)
+            gaps = ", ".join(f"{1e3 * _percentile(times.gaps, share):,.0f}" for share in (50, 100))
+            yield f"| {name} | {target:g} | {gaps} | {times.seconds:.1f} |"
+
+
 def _percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share / 100 * len(values)))]
 
@@ -96,7 +142,10 @@ def main() -> None:
     parser.add_argument("--targets", type=float, nargs="+", default=[80.0, 100.0], metavar="MS")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.45, 0.9, 1.1], metavar="X")
     parser.add_argument("--requests", type=int, default=400, metavar="N")
-    for line in table(parser.parse_args()):
+    parser.add_argument("--long", type=int, metavar="N", help="a prompt of so many tokens, in the place of arrivals")
+    parser.add_argument("--pair", type=float, default=1.2, metavar="US", help="of a token for each one before it")
+    arguments = parser.parse_args()
+    for line in long_table(arguments) if arguments.long else table(arguments):
         print(line, flush=True)
 
 
