@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -223,9 +225,10 @@ def measure_largest_step(
     num_drafts = config.speculation.num_speculative_tokens if config.speculation else 0
     most_rows = min(config.max_num_seqs * (1 + num_drafts), most_tokens)
     hidden: list[Tensor] = []
-    start = time.perf_counter()
-    tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
-    first_seconds = agree(time.perf_counter() - start)
+    with _counted_reads(model) as num_reads:
+        start = time.perf_counter()
+        tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
+        first_seconds = agree(time.perf_counter() - start)
     clock = _StepClock(run_model, platform, agree)
     reads_weights = isinstance(model, nn.Module) and num_mapped_bytes(model) > 0
     seconds = _seconds_per_token(clock, tokens, first_seconds, most_tokens, reads_weights=reads_weights)
@@ -245,7 +248,7 @@ def measure_largest_step(
         seconds,
         hidden_bytes,
         seconds_per_step,
-        seconds_per_pair=_seconds_per_pair(model, tokens, platform, config, agree),
+        seconds_per_pair=_seconds_per_pair(model, num_reads, tokens, clock, config),
     )
 
 
@@ -333,29 +336,48 @@ def _least_seconds(clock: _StepClock, num_tokens: int) -> float:
     return min(seconds)
 
 
-def _seconds_per_pair(model: object, num_tokens: int, platform: Platform, config: WorkerConfig, agree: Agree) -> float:
+@contextmanager
+def _counted_reads(model: object) -> Iterator[Counter[nn.Module]]:
+    """How often each layer that keeps keys is read in a step that is run within: by itself, and by later layers that
+    keep none of their own."""
+    num_reads: Counter[nn.Module] = Counter()
+    layers = attention_layers(model).values() if isinstance(model, nn.Module) else ()
+    hooks = [layer.register_forward_pre_hook(lambda layer, _: num_reads.update((layer,))) for layer in layers]
+    try:
+        yield num_reads
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _seconds_per_pair(
+    model: object, num_reads: Counter[nn.Module], num_tokens: int, clock: _StepClock, config: WorkerConfig
+) -> float:
     """What each of so many tokens takes longer for a token before it, in all layers together. One layer is timed, which
     sees all tokens if any does."""
     layers = list(attention_layers(model).values()) if isinstance(model, nn.Module) else []
-    cache = scratch_cache(model, config, platform.device) if layers else None
+    device = clock.platform.device
+    cache = scratch_cache(model, config, device) if layers else None
     if cache is None:
         return 0.0
     layer = min(layers, key=lambda layer: layer.sliding_window > 0)
+    alike = [other for other in layers if other.sliding_window == layer.sliding_window]
     most = min(config.max_model_len, layer.sliding_window or config.max_model_len)
     length = min(most, max(_TIMED_LENGTH, 2 * num_tokens))
     num_tokens = min(num_tokens, length)
     context = cache.context_of([num_tokens], [length])
-    query_TF = torch.zeros(num_tokens, layer.num_heads * layer.head_dim, dtype=layer.dtype, device=platform.device)
+    query_TF = torch.zeros(num_tokens, layer.num_heads * layer.head_dim, dtype=layer.dtype, device=device)
 
     def attend(_: int) -> None:
         with forward_context(context):
             layer(query_TF)
 
-    seconds = _least_seconds(_StepClock(attend, platform, agree), num_tokens)
+    seconds = _least_seconds(replace(clock, run_model=attend), num_tokens)
     cache.let_go()
     # the last token sees all of the sequence, the first as many fewer as follow it
     num_pairs = num_tokens * (2 * length - num_tokens + 1) / 2
-    return seconds * len(layers) / num_pairs
+    reads_of_each = sum(num_reads[other] for other in alike) / len(alike)
+    return seconds * reads_of_each * len(layers) / num_pairs
 
 
 def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:
