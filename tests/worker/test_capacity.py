@@ -134,7 +134,8 @@ def test_a_gpu_runs_the_largest_step_in_full(model, monkeypatch):
     assert platform.measured == [512, 64, 0]
     assert step.num_bytes == 512 * 1000
     assert step.description == "512 tokens, 64 sampling; measured with 512 and 64"
-    assert model.sizes == [512, 512, 64] + [1] * 8
+    # the first run of one token is not timed: kernels are compiled in it
+    assert model.sizes == [512, 512, 64] + [1] * 9
 
 
 class SlowModel(RecordingModel):
@@ -181,6 +182,26 @@ def test_a_long_first_run_is_not_repeated(monkeypatch):
     assert model.sizes == [16, 4, 1]
     assert step.seconds_per_token == pytest.approx(0.1 + 0.08 / 16)
     assert step.seconds_per_step == pytest.approx(0.1)
+
+
+class CompilingModel(SlowModel):
+    """Has to be compiled for each number of tokens."""
+
+    def forward(self, input_ids, positions):
+        self.warm_up = 0.0 if len(input_ids) in self.sizes else 2.0
+        return super().forward(input_ids, positions)
+
+
+def test_what_a_gpu_compiles_at_first_is_no_part_of_a_step(monkeypatch):
+    """By the length of a step it is decided how prompts are cut, and whether steps are decided ahead."""
+    model = CompilingModel(0.001, 0.0)
+    monkeypatch.setattr(capacity_module, "time", model)
+    monkeypatch.setattr(capacity_module, "_runs_in_full", lambda platform: True)
+    config = worker_config("none", max_num_batched_tokens=64, max_num_seqs=4)
+    step = measure_largest_step(model, CountingPlatform(model), config)
+
+    assert step.seconds_per_token == pytest.approx(0.001)
+    assert step.seconds_per_step == pytest.approx(0.001)
 
 
 def test_a_long_first_run_over_weights_in_a_file_is_repeated(monkeypatch):

@@ -329,7 +329,10 @@ def _seconds_per_token(
 
 
 def _least_seconds(clock: _StepClock, num_tokens: int) -> float:
-    """The least of some runs, because other work on the machine makes any of them longer; of a slow model, fewer."""
+    """The least of some runs, because other work on the machine makes any of them longer; of a slow model, fewer. A
+    GPU's kernels are compiled at the first call of their kind, which may take a thousand times as long."""
+    if _runs_in_full(clock.platform):
+        clock.seconds_of(num_tokens)
     seconds: list[float] = []
     while len(seconds) < _MOST_RUNS and sum(seconds) < _TIMED_SECONDS:
         seconds.append(clock.seconds_of(num_tokens))
