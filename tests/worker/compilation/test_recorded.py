@@ -93,6 +93,21 @@ def test_the_last_layer_computes_what_is_read(checkpoint):
     assert num_rows == [60] * (len(experts) - 1) + [3]
 
 
+def test_the_last_attention_leaves_out_tiles_that_nobody_reads():
+    query, caches = torch.ones(400, 2, 32), [torch.ones(25, 2, 16, 32) for _ in range(2)]
+    table, lengths, starts = (torch.tensor(x, dtype=torch.int32) for x in ([[*range(25)]], [400], [0, 400]))
+    out, program = torch.zeros_like(query), Program()
+    with program.recording(400):
+        kernels.paged_attention(query, *caches, table, lengths, starts, out, scale=1.0)
+        kernels.add(out.flatten(1), out.flatten(1))
+    assert program.can_narrow
+    program.run(400, 1, torch.tensor([3, 399]))
+    assert out[[3, 399]].all()
+    assert not out[200:240].any()
+    program.run(400, 1)
+    assert out.all()
+
+
 def test_tokens_that_are_read_stand_in_order(checkpoint):
     model = loaded(checkpoint("llama"))
     harness = ModelHarness(model)

@@ -87,7 +87,7 @@ void AttentionStep::check_ends(int64_t sequence) const {
 }
 
 void AttentionStep::run(const Extent& extent, Crew& crew) const {
-  if (crew.rank == 0) plan_.make(args_, extent.sequences, crew.size);
+  if (crew.rank == 0) plan_.make(args_, extent, crew.size);
   crew.barrier();
   const AttentionPlan& plan = plan_;
   float* const scratch = static_cast<float*>(thread_scratch(scratch_floats(args_) * sizeof(float)));

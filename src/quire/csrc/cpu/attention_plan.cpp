@@ -31,8 +31,9 @@ template <class T> int64_t num_equal(const T* one, const T* other, int64_t count
 
 }  // namespace
 
-void AttentionPlan::make(const AttentionArgs& args, int64_t sequences, int threads) {
-  args_ = &args;
+void AttentionPlan::make(const AttentionArgs& args, const Extent& extent, int threads) {
+  const int64_t sequences = extent.sequences;
+  args_ = &args, wanted_ = extent.wanted;
   tiles_.clear(), units_.clear();
   num_floats_ = num_shared_units_ = 0;
   shared_tile_.assign(sequences, -1);
@@ -108,6 +109,7 @@ void AttentionPlan::add_sequence(int64_t sequence) {
     // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
     for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
       const int64_t tokens = min64(tokens_at_once, count - t), position = args_->seq_lens[sequence] - count + t;
+      if (wanted_ != nullptr && !wanted_->has_one_in(begin + t, begin + t + tokens)) continue;
       const QueryTile rows{static_cast<int>(sequence), head, heads, begin + t, tokens, position};
       const int64_t end_key = max64(0, end_visible(*args_, rows, tokens - 1));
       const int64_t first_key = min64(end_key, first_visible(*args_, sequence, position)) / KEY_TILE * KEY_TILE;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention_args.h"
+#include "step.h"
 
 namespace quire {
 
@@ -16,7 +17,7 @@ class AttentionPlan {
   };
 
   // Reads lengths, starts and block tables, which must have been checked.
-  void make(const AttentionArgs& args, int64_t sequences, int threads);
+  void make(const AttentionArgs& args, const Extent& extent, int threads);
 
   const std::vector<Unit>& units() const { return units_; }
   int64_t num_shared_units() const { return num_shared_units_; }  // of the first units, whose states others begin with
@@ -51,6 +52,7 @@ class AttentionPlan {
   States states_of(const Tile& tile, int kv_head, int64_t partition, float* states) const;
 
   const AttentionArgs* args_ = nullptr;
+  const Tokens* wanted_ = nullptr;
   std::vector<Tile> tiles_;
   std::vector<Unit> units_;
   std::vector<int> shared_tile_;  // by sequence, or -1

@@ -83,7 +83,9 @@ void Program::run(const Extent& extent, const std::optional<Tokens>& wanted) con
     }
   run_crew(threads_for(work), [&](Crew& crew) {
     const size_t num_whole = is_narrowed ? rest_.first_stage : stages_.size();
-    for (size_t i = 0; i < num_whole; ++i) run_stage(stages_[i], extent, crew);
+    // what stands before the last step that needs all tokens gives that one a row of each
+    const Extent of_last{extent.tokens, extent.sequences, is_narrowed ? &*wanted : nullptr};
+    for (size_t i = 0; i < num_whole; ++i) run_stage(stages_[i], i + 1 < num_whole ? extent : of_last, crew);
     if (num_whole == stages_.size() || wanted->count == 0) return;
     keep_only(*wanted, crew);
     for (size_t i = num_whole; i < stages_.size(); ++i) run_stage(stages_[i], {wanted->count, extent.sequences}, crew);

@@ -10,12 +10,6 @@
 
 namespace quire {
 
-// Numbers of some tokens.
-struct Tokens {
-  const int64_t* numbers;
-  int64_t count;
-};
-
 class Program {
  public:
   // Every tensor of a recorded model begins with a dimension of so many tokens: memory is laid out for the largest run.

@@ -4,6 +4,7 @@
 // once, or, while a program is recorded, appends it to the program (program.cpp).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -11,10 +12,22 @@
 
 namespace quire {
 
+// Some tokens, by ascending numbers.
+struct Tokens {
+  const int64_t* numbers;
+  int64_t count;
+
+  bool has_one_in(int64_t begin, int64_t end) const {
+    const int64_t* const first = std::lower_bound(numbers, numbers + count, begin);
+    return first != numbers + count && *first < end;
+  }
+};
+
 // What differs between two runs of a recorded program.
 struct Extent {
   int64_t tokens;
   int64_t sequences;
+  const Tokens* wanted = nullptr;  // those whose results are read; null: all
 };
 
 class Step {
