@@ -117,6 +117,23 @@ def test_what_is_found_computed_counts_for_a_prompt_that_starts() -> None:
     core.assert_empty()
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_no_step_takes_longer_than_its_work_says(is_async: bool) -> None:
+    """By its work it is judged whether the engine stands still: four times as long is allowed. Nobody streams here, so
+    that a step at the end of the prompt is as large as one at its beginning, and takes eight times as long."""
+    costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.00001)
+    core = core_with(0.0, budget=64, is_async=is_async, costs=costs)
+    begun: list[tuple[float, int]] = []
+    core.executor.observers.append(lambda decided: begun.append((core.clock.now(), core.scheduler.work_in_flight)))
+    core.add(1, list(range(48)) * 15, max_tokens=1)
+    core.run()
+    times = [*(now for now, _ in begun), core.clock.now()]
+    for (before, after), (_, work) in zip(pairwise(times), begun, strict=True):
+        assert after - before <= 2 * work * costs.per_token
+    assert begun[-2][1] > 6 * 64
+    core.assert_empty()
+
+
 def test_a_token_dearer_than_the_target_is_computed_all_the_same() -> None:
     costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.001)
     core = core_with(0.040, costs=costs)

@@ -104,5 +104,5 @@ class StallJudge:
         if num_sent > pulse.num_received:
             unread = num_sent - pulse.num_received
             return f"The engine stalled: {still}, {unread} messages wait to be read."
-        last = f"the steps under way have {pulse.num_tokens} tokens"
+        last = f"the steps under way count as {pulse.num_tokens} tokens"
         return f"The engine stalled: {still}, after {pulse.num_done} messages and steps; {last}."

@@ -60,7 +60,8 @@ class Core(Protocol):
     def shutdown(self) -> None: ...
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
-        """Has `on_step` called before each step: what was decided, and the tokens of all steps under way with it."""
+        """Has `on_step` called before each step: what was decided, and the work of all steps under way with it, in
+        tokens."""
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""

@@ -203,7 +203,8 @@ class EngineCore:
         return held, outputs
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None:
-        """Has `on_step` called before each step: what was decided, and the tokens of all steps under way with it."""
+        """Has `on_step` called before each step: what was decided, and the work of all steps under way with it, in
+        tokens."""
         self._observe(WatchedDecisions(on_step))
 
     def count_times(self, times: NoStepTimes) -> None:

@@ -61,7 +61,8 @@ class Pulse(NamedTuple):
     num_done: int = 0
     # messages that were taken from the socket
     num_received: int = 0
-    # of all steps that were under way when one was begun last: while one runs, the next is decided
+    # of all steps that were under way when one was begun last: while one runs, the next is decided. A token that sees
+    # many others counts as so many as take its time.
     num_tokens: int = 0
     # when that was, in nanoseconds of the system's monotonic clock
     step_began: int = 0

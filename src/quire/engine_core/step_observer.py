@@ -21,7 +21,8 @@ class StepObserver:
         """A step begins."""
 
     def decided(self, decision: SchedulerOutput, work: int) -> None:
-        """What it will compute, before it is executed; `work`: tokens of all steps under way with it."""
+        """What it will compute, before it is executed; `work`: that of all steps under way with it, in
+        tokens."""
 
     def ends(self, phase: str) -> None:
         """A part of it is over (observability/step_times.py names them)."""

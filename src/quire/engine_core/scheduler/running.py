@@ -113,7 +113,7 @@ class StepInFlight:
     # by how much each row's total grew with what it was to sample and to propose
     growth: IntArray
     num_changes: int
-    # its tokens and those of images that it may encode, for whoever judges how long it takes
+    # its tokens, each counted as so many as take its time, and those of images that it may encode
     work: int
     # tokens of all steps up to this one
     num_decided: int

@@ -334,7 +334,7 @@ class Scheduler:
         4.6.1: the numbers follow from the decision alone, not from what will be sampled.
         """
         num_granted = int(num_tokens.sum())
-        work = num_granted + self.rows.num_image_tokens(rows, num_tokens)
+        work = self._work_of(rows, num_tokens, num_granted)
         num_decided = self._first_tokens.decided(num_granted)
         self.rows.grant(rows, num_tokens)
         if self._shares.are_several:
@@ -360,6 +360,14 @@ class Scheduler:
         self.manager.take_moves_into(decision)
         self.recorder.decided(decision)
         return decision
+
+    def _work_of(self, rows: IntArray, num_tokens: IntArray, num_granted: int) -> int:
+        """What a step computes, in tokens with which a prompt begins: for who judges how long it may take. One of next
+        tokens alone is short, wherever they stand."""
+        work = num_granted
+        if num_granted > len(rows):
+            work = math.ceil(num_tokens @ self.budget.weights(self.rows.num_computed[rows]))
+        return work + self.rows.num_image_tokens(rows, num_tokens)
 
     # ------------------------------------------------------------------------------------------ granting
 
