@@ -25,8 +25,8 @@ def core_with(target: float, **options) -> CoreUnderTest:
 
 
 def lengths_of_steps(core: CoreUnderTest, sequence_id: int) -> list[float]:
-    """Seconds between the tokens of an answer, until all have ended."""
-    times = []
+    """Seconds between the tokens of an answer, until all have ended; of one that has begun, the last has just come."""
+    times = [core.clock.now()] if core.tokens[sequence_id] else []
     while core.core.has_work:
         outputs = core.step()
         if sequence_id in outputs.sequence_ids.tolist():
@@ -103,7 +103,7 @@ def test_chunks_become_shorter_on_the_way_through_a_long_prompt(policy: str, is_
     core.assert_empty()
 
 
-def test_what_is_found_computed_counts_for_a_prompt_that_starts() -> None:
+def test_what_is_found_computed_counts_for_prompts_that_start() -> None:
     costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.00001)
     core = core_with(0.050, costs=costs)
     core.add(1, list(range(48)) * 14, max_tokens=1)
@@ -111,8 +111,10 @@ def test_what_is_found_computed_counts_for_a_prompt_that_starts() -> None:
     core.add(2, list(range(8)), max_tokens=60)
     for _ in range(3):
         core.step()
-    core.add(3, list(range(48)) * 15, max_tokens=1)
+    for number in (3, 4):
+        core.add(number, list(range(48)) * 15, max_tokens=1)
     gaps = lengths_of_steps(core, sequence_id_of(2, 0))
+    assert core.cached[sequence_id_of(4, 0)] == 48 * 14
     assert max(gaps) < 0.056
     core.assert_empty()
 
@@ -134,14 +136,32 @@ def test_no_step_takes_longer_than_its_work_says(is_async: bool) -> None:
     core.assert_empty()
 
 
-def test_a_token_dearer_than_the_target_is_computed_all_the_same() -> None:
+def test_who_starts_beside_a_long_prompt_gets_what_that_leaves() -> None:
+    costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.00001)
+    core = core_with(0.050, costs=costs)
+    core.add(1, list(range(8)), max_tokens=300)
+    core.step()
+    core.add(2, list(range(48)) * 15, max_tokens=1)
+    while core.rows.num_computed.max() < 600:
+        core.step()
+    core.add(3, [*range(40, 0, -1)], max_tokens=1)
+    # while both are there
+    gaps = lengths_of_steps(core, sequence_id_of(1, 0))[:40]
+    assert max(gaps) < 0.056
+    core.assert_empty()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_token_dearer_than_the_target_is_computed_all_the_same(policy: str) -> None:
     costs = LinearCosts(per_step=0.030, per_token=0.001, per_pair=0.001)
-    core = core_with(0.040, costs=costs)
+    core = core_with(0.040, policy=policy, costs=costs)
     core.add(1, list(range(8)), max_tokens=400)
     core.step()
     core.add(2, list(range(48)) * 5, max_tokens=1)
+    while sequence_id_of(2, 0) not in core.ends:
+        core.step()
+    assert sequence_id_of(1, 0) not in core.ends
     core.run()
-    assert core.tokens[sequence_id_of(2, 0)]
     core.assert_empty()
 
 

@@ -404,9 +404,10 @@ class Scheduler:
             self._weights[rows] = self.budget.weights(self.rows.num_computed[rows])
 
     def _affordable(self, row: int, budget: int) -> int:
-        """Tokens of a row that starts where it stands now, for so many of the budget; one, if those are too few."""
+        """Tokens of a row that starts where it stands now, for so many of the budget. Even if that is none,
+        `_most` gives it what it needs to get on by."""
         self._weigh(int_array([row]))
-        return max(int(budget / self._weights[row]), int(budget > 0))
+        return int(budget / self._weights[row])
 
     def _grant_plainly(self) -> bool:
         """Each row that runs gets its next token, if nobody else could be in question for it, or for its block."""
