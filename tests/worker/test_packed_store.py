@@ -222,3 +222,15 @@ def test_weights_change_when_those_of_the_checkpoint_are_kept(checkpoint, monkey
     may_write.set()
     waiting.join()
     assert kept == ["kept", "changed"]
+
+
+def test_a_file_in_a_folder_that_only_others_may_write_is_used(checkpoint, folder, monkeypatch):
+    """As root leaves it in an image that somebody else runs, or on a file system that is read-only."""
+    load(checkpoint)
+    files_in(folder, 1)
+
+    def refuse(*_, **__):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(packed_store.os, "utime", refuse)
+    assert is_mapped(load(checkpoint), folder)

@@ -67,12 +67,13 @@ class PackedStore:
             check_private(self.file.parent)
             data, tensors = _mapped(self.file)
             places = _places(model, tensors)
-            os.utime(self.file)
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             _logger.warning("%s is of no use and will be written anew: %s", self.file, error)
             return False
+        with contextlib.suppress(OSError):  # where nothing may be written, nothing has to make room either
+            os.utime(self.file)
         for module, leaf, tensor in places:
             if leaf == "packed":
                 module.packed = tensor
