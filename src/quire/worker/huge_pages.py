@@ -90,6 +90,9 @@ class HugePages:
         began_at = time.monotonic()
         pieces = list(_pieces(self._array))
         num_left = sum(size for _, size in pieces)
+        if not _has_room_for(num_left):
+            # read now, it would only push other pages out
+            return
         system = _System()
         for address, size in pieces:
             # without it, what nobody has touched yet counts as if it lay in small pages
@@ -100,8 +103,7 @@ class HugePages:
             _logger.info("the system keeps the file of weights in huge pages")
             return
         for address, size in pieces:
-            if process_memory().free_bytes < num_left + _LEFT_FREE:
-                _logger.info("weights stay in the pages of their file: there is too little memory beside it")
+            if not _has_room_for(num_left):
                 break
             if not system.move_to_huge_pages(address, size):
                 _logger.info("weights stay in the pages of their file: the system has no huge pages for them")
@@ -122,6 +124,13 @@ def read_in_huge_pages(array: npt.NDArray[np.uint8]) -> None:
     size = array.ctypes.data + array.nbytes - address
     if size > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
         _System().advise(address, size, mmap.MADV_HUGEPAGE)
+
+
+def _has_room_for(num_bytes: int) -> bool:
+    has_room = process_memory().free_bytes >= num_bytes + _LEFT_FREE
+    if not has_room:
+        _logger.info("weights stay in the pages of their file: there is too little memory beside it")
+    return has_room
 
 
 def _are_allowed() -> bool:
