@@ -281,6 +281,14 @@ def test_log_probabilities(asked):
         events = await streamed(client, **fields)
         deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
         assert [one.token for one in deltas] == [one.token for one in logprobs]
+        by_type = {event.type: event for event in events}
+        repeated = [
+            by_type["response.output_text.done"].logprobs,
+            by_type["response.content_part.done"].part.logprobs,
+            by_type["response.output_item.done"].item.content[0].logprobs,
+            by_type["response.completed"].response.output[0].content[0].logprobs,
+        ]
+        assert [[one.token for one in again] for again in repeated] == [[one.token for one in logprobs]] * 4
         with pytest.raises(openai.BadRequestError, match=r"needs message\.output_text\.logprobs"):
             await client.responses.create(input="Hi", top_logprobs=2)
 

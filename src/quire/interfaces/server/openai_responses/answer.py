@@ -7,8 +7,9 @@ an item.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from quire.interfaces.server.openai_responses.items import Item, item_id
 from quire.interfaces.server.openai_responses.objects import RawMessage
 from quire.interfaces.server.services import ResponseStore
 from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.json_answer import JsonArray
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
 
 
@@ -70,13 +72,13 @@ class ResponseAnswer:
     def encode(self, delta: OutputDelta) -> bytes:
         """What it adds. The first tells that the response has begun: one that fails before is answered with its
         status."""
-        events = [b"" if self._number else self._begun()]
+        events = [] if self._number else [self._begun()]
         self._finish_reason = delta.finish_reason
         if self._token_ids is not None:
             self._token_ids += delta.token_ids
         logprobs = self._logprobs(delta)
         for piece in pieces_of(delta):
-            events.append(self._opened_for(piece))
+            events += self._opened_for(piece)
             if isinstance(piece, Content):
                 # they are of all tokens of this difference
                 events.append(self._difference(piece.text, logprobs))
@@ -89,7 +91,11 @@ class ResponseAnswer:
 
     async def end(self) -> bytes:
         """It is kept before its client can know that it is there."""
-        last = self._finished(usage_of(await self.work.usage()))
+        events: list[bytes] = []
+        for event in self._finished(usage_of(await self.work.usage())):
+            events.append(event)
+            # each has all of a message, whose log-probabilities may be many
+            await asyncio.sleep(0)
         if self._token_ids is not None:
             self.response["input_messages"] = [await self._raw(self.work.prompts[0])]
             self.response["output_messages"] = [await self._raw(self._token_ids)]
@@ -97,7 +103,8 @@ class ResponseAnswer:
             await self.stored.update(self.response)
         else:
             await self.stored.add(self.response, self.items)
-        return last + self._ending()
+        events.append(self._ending())
+        return b"".join(events)
 
     async def _raw(self, token_ids: list[int]) -> RawMessage:
         return RawMessage(await text_of(self.work.model, token_ids, skip_special_tokens=False), token_ids)
@@ -113,22 +120,20 @@ class ResponseAnswer:
         self.response["status"] = "in_progress"
         return self._snapshot("response.created") + self._snapshot("response.in_progress")
 
-    def _finished(self, usage: dict[str, Any]) -> bytes:
+    def _finished(self, usage: dict[str, Any]) -> Iterator[bytes]:
         """What stands before the event that ends the stream."""
         why_cut = _CUTS.get(self._finish_reason)
-        events = b""
         if self._open is None and not self.response["output"]:
             # nothing but an end: still an answer, which is empty
-            events = self._opened_for(Content(""))
+            yield from self._opened_for(Content(""))
         status = "incomplete" if why_cut else "completed"
-        events += self._closed(status)
+        yield from self._closed(status)
         self.response["status"] = status
         if why_cut:
             self.response["incomplete_details"] = {"reason": why_cut}
         else:
             self.response["completed_at"] = time.time()
         self.response["usage"] = usage
-        return events
 
     def _logprobs(self, delta: OutputDelta) -> Sequence[TokenLogprob]:
         if self.work.params.logprobs is None or not delta.token_ids:
@@ -161,12 +166,12 @@ class ResponseAnswer:
 
     # ------------------------------------------------------------------------------------------ items
 
-    def _opened_for(self, piece: Piece) -> bytes:
+    def _opened_for(self, piece: Piece) -> Iterator[bytes]:
         """The events that end one item and begin the next, if this piece is of another."""
         kind = _KINDS[type(piece)]
         if self._open is not None and self._open.kind == kind and not isinstance(piece, CallStart):
-            return b""
-        events = self._closed("completed")
+            return
+        yield from self._closed("completed")
         item: Item = {"id": item_id(_ID_PREFIXES[kind]), "type": kind, "status": "in_progress"}
         if isinstance(piece, CallStart):
             item |= {"call_id": piece.id, "name": piece.name, "arguments": ""}
@@ -176,43 +181,42 @@ class ResponseAnswer:
             item |= {"role": "assistant", "content": []}
         self._open = _OpenItem(kind, item, len(self.response["output"]))
         self.response["output"].append(item)
-        events += self._event("response.output_item.added", self._open.place(), item=item)
+        yield self._event("response.output_item.added", self._open.place(), item=item)
         if kind != "function_call":
             self._open.delta_type = f"response.{_PART_NAMES[kind]}.delta"
-            events += self._part("added", self._open, _part_of(kind, "", ()))
-        return events
+            yield self._part("added", self._open, _part_of(kind, "", []))
 
     def _difference(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         one = self._open
         assert one is not None
         one.texts.append(text)
-        one.logprobs += logprobs
         number = self._number
         self._number = self._number + 1
-        shown = b',"logprobs":%b' % msgspec.json.encode(logprobs) if one.kind == "message" else b""
+        shown = b',"logprobs":%b' % one.logprobs.extend(logprobs) if one.kind == "message" else b""
         encoded = msgspec.json.encode(text)
         if self._is_padded:
             shown += obfuscation(len(str(number)) + len(encoded) + len(shown))
         return one.template() % (number, encoded, shown)
 
-    def _closed(self, status: str) -> bytes:
+    def _closed(self, status: str) -> Iterator[bytes]:
         one = self._open
         self._open = None
         if one is None:
-            return b""
+            return
         text = self._keep(one)
         one.item["status"] = status
         place = one.place()
         if one.kind == "function_call":
-            events = self._event(
+            yield self._event(
                 "response.function_call_arguments.done", one.text_place(), arguments=text, name=one.item["name"]
             )
         else:
-            logprobs = {"logprobs": one.logprobs} if one.kind == "message" else {}
+            part = one.item["content"][0]
+            logprobs = {"logprobs": part["logprobs"]} if one.kind == "message" else {}
             name = f"response.{_PART_NAMES[one.kind]}.done"
-            events = self._event(name, one.text_place(), text=text, **logprobs)
-            events += self._part("done", one, one.item["content"][0])
-        return events + self._event("response.output_item.done", place, item=one.item)
+            yield self._event(name, one.text_place(), text=text, **logprobs)
+            yield self._part("done", one, part)
+        yield self._event("response.output_item.done", place, item=one.item)
 
     def _keep(self, one: _OpenItem) -> str:
         """Writes what came into the item."""
@@ -220,7 +224,7 @@ class ResponseAnswer:
         if one.kind == "function_call":
             one.item["arguments"] = text
         else:
-            one.item["content"] = [_part_of(one.kind, text, one.logprobs)]
+            one.item["content"] = [_part_of(one.kind, text, one.logprobs.value())]
         return text
 
     # ------------------------------------------------------------------------------------------ events
@@ -244,7 +248,8 @@ class _OpenItem:
         self.kind = kind
         self.item = item
         self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
+        # JSON, which each of the events that end the item repeats
+        self.logprobs = JsonArray()
         self.delta_type = "response.function_call_arguments.delta"
         self._index = index
         self._template = b""
@@ -277,10 +282,10 @@ _ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _PART_NAMES = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
-def _part_of(kind: str, text: str, logprobs: Sequence[TokenLogprob]) -> Item:
+def _part_of(kind: str, text: str, logprobs: Any) -> Item:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

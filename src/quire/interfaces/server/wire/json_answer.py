@@ -68,11 +68,14 @@ class JsonArray:
     def __init__(self) -> None:
         self._data = bytearray(b"[")
 
-    def extend(self, values: Sequence[Any]) -> None:
+    def extend(self, values: Sequence[Any]) -> bytes:
+        """These as JSON, as a list of their own."""
+        encoded = msgspec.json.encode(values)
         if values:
             if len(self._data) > 1:
                 self._data += b","
-            self._data += msgspec.json.encode(values)[1:-1]
+            self._data += encoded[1:-1]
+        return encoded
 
     def value(self) -> Any:
         """For the struct that it is part of. Nothing may follow."""
