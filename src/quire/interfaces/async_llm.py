@@ -64,6 +64,7 @@ from quire.interfaces.setup import configured, default_sampling_params, log_repo
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.interfaces.transcription import Transcription, TranscriptionParams
+from quire.interfaces.turnstile import Turnstile
 from quire.interfaces.weights import UpdatedWeights
 from quire.lora_request import LoRARequest
 from quire.messages import EngineReady, EngineRequest, Tenancy
@@ -87,6 +88,8 @@ if TYPE_CHECKING:
     from quire.renderer.sounds import Sound
 
 _T = TypeVar("_T")
+# Tokens that become text in a turn of the event loop, and log-probabilities that become text and JSON: some 20 ms.
+_MOST_OF_TURN = 4_000
 # Whole, prepared, or arriving in pieces.
 AnyPrompt: TypeAlias = "Prompt | RenderedPrompt | PreparedRequest | AsyncIterable[Piece]"
 Connect: TypeAlias = Callable[[EngineConfig], AsyncEngineClient]
@@ -149,6 +152,8 @@ class AsyncLLM:
         self._tell_loss: Callable[[Loss], None] = lambda loss: None
         self._lock = asyncio.Lock()
         self._labels = Labels()
+        # of all answers together
+        self.answer_turns = Turnstile(_MOST_OF_TURN)
         self._class_labels = ClassLabels(config.facts)
         self._text_threads = TextThreads()
         self._images = ImageRendering(config.images)
@@ -493,7 +498,7 @@ class AsyncLLM:
     ) -> Generation:
         """The same of several that run together. Sequence j of request i has the index i * n + j."""
         client = self._running
-        generation = Generation(client, self.renderer, observer)
+        generation = Generation(client, self.renderer, observer, self.answer_turns)
         try:
             for one in prepared:
                 generation.start(one, self._borne(request_id, partial(client.abort, one.request.request_id)))

@@ -8,7 +8,6 @@ for it (`items_of`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,11 +18,12 @@ from quire.engine_client.mailbox import nobody
 from quire.errors import EngineDeadError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.turnstile import Turnstile
 from quire.renderer import Renderer
 
-# Tokens that become text in a turn of the event loop, and log-probabilities that are named, and that whoever reads them
-# then writes.
-_MOST_OF_TURN = 4_000
+# Tokens and log-probabilities of a sequence that are named whatever others do: else a stream of text that is a few
+# tokens behind would wait for all whose answers are large.
+_FEW = 16
 
 
 class OutputObserver(Protocol):
@@ -77,8 +77,13 @@ class _Request:
 class Generation:
     """What the requests bring, as a Stream of OutputDelta. `aclose` aborts what still runs."""
 
-    def __init__(self, client: AsyncEngineClient, renderer: Renderer, observer: OutputObserver) -> None:
+    def __init__(
+        self, client: AsyncEngineClient, renderer: Renderer, observer: OutputObserver, turns: Turnstile
+    ) -> None:
+        """`turns`: how many tokens become text in a turn of the event loop, and log-probabilities get their names, of
+        all generations together. Whoever reads them writes them in the same turn."""
         self._client = client
+        self._turns = turns
         self._renderer = renderer
         self._observer = observer
         self._requests: list[_Request] = []
@@ -122,24 +127,23 @@ class Generation:
         self._heard = {}
         news: list[OutputDelta] = []
         see = self._observer.see
-        size_of_turn = 0
+        turns = self._turns
         put_off: list[_Request] = []
         try:
             for request in heard:
-                if size_of_turn >= _MOST_OF_TURN:
-                    put_off.append(request)
-                    continue
                 tokens = request.tokens
                 push = request.assembly.push
                 late: list[TokenDelta] = []
                 for delta in request.late or tokens.take():
-                    if size_of_turn >= _MOST_OF_TURN:
+                    size = delta.size if len(delta.token_ids) > 1 or delta.logprobs or delta.prompt_logprobs else 1
+                    # what comes of a prompt stands before what its sequences say
+                    if late or (size > _FEW and not turns.left):
                         late.append(delta)
                         continue
                     part = delta
-                    if len(delta.token_ids) > 1 or delta.logprobs or delta.prompt_logprobs:
-                        size_of_turn += delta.size
-                        part = delta.beginning(_MOST_OF_TURN)
+                    if size > _FEW:
+                        part = delta.beginning(turns.left)
+                        turns.take(part.size)
                         if part is not delta:
                             late.append(delta)
                     new = push(part)
@@ -164,7 +168,7 @@ class Generation:
             raise
         if put_off:
             # others have their turn before the reader hears of these
-            asyncio.get_running_loop().call_soon(self._hear, *put_off)
+            turns.wait(partial(self._hear, *put_off))
         return news
 
     async def aclose(self) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from quire.engine_client import TokenDelta
+from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation, Unobserved
 from quire.interfaces.server.cohere import CohereEmbedAnswer, CohereMeta, CohereVectors
 from quire.interfaces.server.openai.logprobs import (
@@ -19,7 +21,10 @@ from quire.interfaces.server.openai.logprobs import (
     prompt_logprobs_json,
 )
 from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
+from quire.interfaces.server.openai_responses.answer import ResponseAnswer
+from quire.interfaces.server.services import NothingIsKept
 from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, long_json_answer, pieces_of
+from quire.interfaces.turnstile import Turnstile
 from quire.messages import TokenLogprobs
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
@@ -104,12 +109,12 @@ SCORES = [{token_id + k: Logprob(-k - 0.5, k + 1, None) for k in range(4)} for t
 
 async def whole_completion():
     return await CompletionLogprobsBuilder(TokenNames(Texts()), 3, skip_special_tokens=True).build_whole(
-        IDS, [None, *SCORES[1:]]
+        IDS, [None, *SCORES[1:]], Turnstile(4_000)
     )
 
 
 async def whole_prompt():
-    return await prompt_logprobs_json([None, *SCORES[1:]])
+    return await prompt_logprobs_json([None, *SCORES[1:]], Turnstile(4_000))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,7 @@ def test_wide_positions_have_turns_of_their_own(run):
     wide = {token_id: Logprob(-1.0, token_id + 1, None) for token_id in range(2_000)}
 
     async def main():
-        making = asyncio.ensure_future(prompt_logprobs_json([None, *[wide] * 20]))
+        making = asyncio.ensure_future(prompt_logprobs_json([None, *[wide] * 20], Turnstile(4_000)))
         num_turns = 0
         while not making.done():
             num_turns += 1
@@ -262,7 +267,7 @@ class Prompt:
 
 def test_of_many_prompts_those_are_asked_that_were_heard():
     prompts = [Prompt(number, 2) for number in range(100)]
-    generation = Generation(None, None, Unobserved())
+    generation = Generation(None, None, Unobserved(), Turnstile(4_000))
     for prompt in prompts:
         generation.start(prompt, contextlib.nullcontext())
     # what came before somebody listened
@@ -298,9 +303,14 @@ def test_prompts_with_many_log_probabilities_have_turns_of_their_own(run):
             return deltas
 
     prompts = [Echoed(number, 1) for number in range(20)]
-    taken = run(taken_by_turn(Generation(None, None, Unobserved()), *prompts))
-    assert [len(deltas) for deltas in taken] == [5] * 4
-    assert [delta.index for deltas in taken for delta in deltas] == list(range(20))
+    taken = run(taken_by_turn(Generation(None, None, Unobserved(), Turnstile(4_000)), *prompts))
+    assert len(taken) == 5
+    for deltas in taken:
+        assert 0 < sum(len(position) for delta in deltas for position in delta.prompt_logprobs or ()) < 4_002
+    deltas = [delta for deltas in taken for delta in deltas]
+    assert list(dict.fromkeys(delta.index for delta in deltas)) == list(range(20))
+    for index in range(20):
+        assert sum(len(delta.prompt_logprobs or ()) for delta in deltas if delta.index == index) == 400
 
 
 class Beams(Prompt):
@@ -345,7 +355,7 @@ async def taken_by_turn(generation, *prompts):
 
 
 def test_outputs_with_many_log_probabilities_come_in_parts(run):
-    taken = run(taken_by_turn(Generation(None, None, Unobserved()), Beams(4, detokenize=False)))
+    taken = run(taken_by_turn(Generation(None, None, Unobserved(), Turnstile(4_000)), Beams(4, detokenize=False)))
     for deltas in taken:
         shown = [position for delta in deltas for position in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ()))]
         assert 0 < sum(map(len, shown)) < 10_000
@@ -373,7 +383,7 @@ def test_the_end_of_an_output_comes_with_its_last_token_however_many_scores_that
                 delta.finish_reason = "length"
             return deltas
 
-    (deltas,) = run(taken_by_turn(Generation(None, None, Unobserved()), Scored(0, 1)))
+    (deltas,) = run(taken_by_turn(Generation(None, None, Unobserved(), Turnstile(4_000)), Scored(0, 1)))
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [([0], "length")]
 
 
@@ -385,7 +395,9 @@ def test_outputs_of_many_tokens_come_in_parts(run):
             return [TokenDelta(delta.index, [5] * LENGTH * 3, finish_reason="length") for delta in super().take()]
 
     renderer = fake_renderer()
-    taken = run(taken_by_turn(Generation(None, renderer, Unobserved()), Long(4, stop=["there is none such"])))
+    taken = run(
+        taken_by_turn(Generation(None, renderer, Unobserved(), Turnstile(4_000)), Long(4, stop=["there is none such"]))
+    )
     for deltas in taken:
         assert 0 < sum(len(delta.token_ids) for delta in deltas) < 10_000
     deltas = [delta for deltas in taken for delta in deltas]
@@ -404,8 +416,87 @@ def test_of_an_output_in_parts_nothing_follows_a_stop_string(run):
 
     renderer = fake_renderer()
     stop = renderer.decode([10, 11, 12])
-    generation = Generation(Client(), renderer, Unobserved())
+    generation = Generation(Client(), renderer, Unobserved(), Turnstile(4_000))
     deltas = [delta for deltas in run(taken_by_turn(generation, Beams(2, stop=[stop]))) for delta in deltas]
-    assert [delta.finish_reason for delta in deltas if delta.token_ids] == ["stop", "stop"]
-    assert [delta.token_ids for delta in deltas if delta.token_ids] == [list(range(13))] * 2
+    for index in range(2):
+        *parts, last = [delta for delta in deltas if delta.index == index and delta.token_ids]
+        assert [delta.finish_reason for delta in (*parts, last)] == [None] * len(parts) + ["stop"]
+        assert [token for delta in (*parts, last) for token in delta.token_ids] == list(range(13))
     assert aborted == [0, 1]
+
+
+def test_all_generations_together_name_so_many_in_a_turn(run):
+    """A step may bring something to all of them, and tells their readers in one turn."""
+
+    async def main():
+        turns = Turnstile(4_000)
+        generations = [Generation(None, None, Unobserved(), turns) for _ in range(8)]
+        outputs = [Beams(2, detokenize=False) for _ in generations]
+        num_positions, num_named = 0, 0
+
+        def take(generation):
+            nonlocal num_positions, num_named
+            for delta in generation.take():
+                positions = [*(delta.logprobs or ()), *(delta.prompt_logprobs or ())]
+                num_positions += len(positions)
+                num_named += sum(map(len, positions))
+
+        for generation, output in zip(generations, outputs, strict=True):
+            generation.start(output, contextlib.nullcontext())
+            generation.tell(partial(take, generation))
+        for output in outputs:
+            output.come()
+        while not all(generation.is_done for generation in generations):
+            # the last position may go beyond
+            assert 0 < num_named < 4_003
+            num_named = 0
+            await asyncio.sleep(0)
+        # of each prompt, and of its two outputs
+        assert num_positions == 8 * 3 * LENGTH
+
+    run(main())
+
+
+def test_who_is_a_few_tokens_behind_does_not_wait_for_large_answers(run):
+    class Behind(Prompt):
+        def take(self):
+            return [TokenDelta(0, list(range(10))) for _ in super().take()]
+
+    async def main():
+        turns = Turnstile(4_000)
+        large = Generation(None, None, Unobserved(), turns)
+        large.start(output := Beams(4, detokenize=False), contextlib.nullcontext())
+        output.come()
+        large.take()
+        assert not large.is_done
+        assert not turns.left
+        small = Generation(None, None, Unobserved(), turns)
+        small.start(prompt := Behind(1, 1), contextlib.nullcontext())
+        prompt.come()
+        assert [delta.token_ids for delta in small.take()] == [list(range(10))]
+
+    run(main())
+
+
+def test_the_events_that_end_a_response_are_written_in_turns(run):
+    """Each of four repeats all log-probabilities."""
+
+    async def usage():
+        return Usage(1, 1, 2, CachedTokens(0), CompletionTokens(0))
+
+    async def main():
+        model = SimpleNamespace(renderer=Texts())
+        work = SimpleNamespace(generating=None, params=SimpleNamespace(logprobs=3), model=model, usage=usage)
+        answer = ResponseAnswer({"id": "a"}, work, [], NothingIsKept(), num_top=3)
+        answer.encode(OutputDelta(0, IDS, "a" * NUM_TOKENS, logprobs=SCORES))
+        ending = asyncio.ensure_future(answer.end())
+        num_turns = 0
+        while not ending.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        events = ending.result().split(b"\n\n")[:-1]
+        assert num_turns >= len(events) == 4
+        written = msgspec.json.encode(chat_logprobs(TokenNames(Texts()), IDS, SCORES, 3))
+        assert all(written in event for event in events)
+
+    run(main())

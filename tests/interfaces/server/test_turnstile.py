@@ -4,10 +4,11 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from functools import partial
 
 from quire.interfaces.server import request_body
-from quire.interfaces.server.access.in_flight import Turnstile
 from quire.interfaces.server.request_body import parse_request
+from quire.interfaces.turnstile import Turnstile
 
 
 def test_few_begin_in_a_turn_and_all_in_their_order(run):
@@ -42,6 +43,52 @@ def test_one_that_gave_up_takes_no_turn(run):
         await asyncio.wait_for(turnstile.enter(), 5)
 
     run(main())
+
+
+def test_who_waits_is_called_when_something_is_left(run):
+    async def main():
+        turnstile, order = Turnstile(10), []
+
+        def work(name, num_left):
+            while num_left:
+                if not turnstile.left:
+                    turnstile.wait(partial(work, name, num_left))
+                    return
+                count = min(num_left, turnstile.left)
+                turnstile.take(count)
+                order.append((name, count))
+                num_left -= count
+
+        for name in "abc":
+            work(name, 15)
+        counts = []
+        while sum(count for _, count in order) < 45:
+            before = len(order)
+            await asyncio.sleep(0)
+            counts.append(sum(count for _, count in order[before:]))
+        assert order == [("a", 10), ("a", 5), ("b", 5), ("c", 10), ("b", 10), ("c", 5)]
+        assert counts[:-1] == [10] * (len(counts) - 1)
+        # who waits anew stood behind the others
+
+    run(main())
+
+
+def test_it_follows_the_event_loop(run):
+    """Of one that ended with somebody waiting, nothing is left."""
+    turnstile = Turnstile(1)
+
+    async def ends_early():
+        await turnstile.enter()
+        waiting = asyncio.create_task(turnstile.enter())
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    async def comes_later():
+        await asyncio.wait_for(turnstile.enter(), 5)
+        await asyncio.wait_for(turnstile.enter(), 5)
+
+    run(ends_early())
+    run(comes_later())
 
 
 def test_long_bodies_leave_the_event_loop_free_between_them(run, served, monkeypatch):

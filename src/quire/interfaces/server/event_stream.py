@@ -198,13 +198,16 @@ class _Writer:
     def _encoded(self, pieces: Iterable[Any]) -> bytes:
         waiting = iter(pieces)
         encode = self._encode
-        data = b""
+        events: list[bytes] = []
+        num_bytes = 0
         for piece in waiting:
-            data += encode(piece)
-            if len(data) > _BYTES_OF_TURN:
+            event = encode(piece)
+            events.append(event)
+            num_bytes += len(event)
+            if num_bytes > _BYTES_OF_TURN:
                 break
         self._left = list(waiting)
-        return data
+        return b"".join(events)
 
     def _take_what_is_left(self) -> None:
         self._is_due = False

@@ -20,10 +20,11 @@ from starlette.routing import BaseRoute, Match
 
 from quire.interfaces.server.access.access_line import AccessLine
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
-from quire.interfaces.server.access.in_flight import InFlight, Receive, Turnstile
+from quire.interfaces.server.access.in_flight import MOST_A_TURN, InFlight, Receive
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
+from quire.interfaces.turnstile import Turnstile
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import Tracing, current_trace
 
@@ -71,7 +72,7 @@ class Gate:
         self._door = door
         self._allowed_origins = frozenset(allowed_origins)
         self._identifies_probes = identifies_probes
-        self._turnstile = Turnstile()
+        self._turnstile = Turnstile(MOST_A_TURN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

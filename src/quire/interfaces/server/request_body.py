@@ -16,11 +16,12 @@ import msgspec
 from fastapi import Request
 
 from quire.interfaces.async_llm import AsyncLLM
-from quire.interfaces.server.access.in_flight import InFlight, Turnstile
+from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, dialect_of, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_scan import JsonBounds, JsonScan, check_json
+from quire.interfaces.turnstile import Turnstile
 
 # A refused body is read on and thrown away up to this size, because a client that is still sending misses the answer.
 _MAX_DISCARDED_BYTES = 256 * 1024 * 1024

@@ -195,7 +195,8 @@ class ChatAnswer:
         return self._choices[0].message()
 
     async def whole(self) -> ChatCompletion:
-        prompt_logprobs = await prompt_logprobs_json(self._scores) if self._shows_prompt_logprobs else None
+        turns = self._work.model.engine.answer_turns
+        prompt_logprobs = await prompt_logprobs_json(self._scores, turns) if self._shows_prompt_logprobs else None
         return ChatCompletion(
             id=self._id,
             created=self._created,

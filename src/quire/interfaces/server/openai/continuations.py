@@ -20,6 +20,7 @@ from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, T
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
 from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.interfaces.server.openai.work import Work
+from quire.interfaces.turnstile import Turnstile
 from quire.outputs import Logprob, Logprobs, PromptLogprobs
 
 
@@ -63,9 +64,9 @@ class _Echo:
         first, *others = self._parts or [b"null"]
         return [_text_choice(number, self.text, first), *(_text_choice(number, "", part) for part in others)]
 
-    async def whole(self, positions: PromptLogprobs) -> CompletionLogprobs | None:
+    async def whole(self, positions: PromptLogprobs, turns: Turnstile) -> CompletionLogprobs | None:
         if self._whole is None and self._builder is not None:
-            self._whole = await self._builder.build_whole(self._token_ids, positions)
+            self._whole = await self._builder.build_whole(self._token_ids, positions, turns)
         return self._whole
 
     def builder(self) -> CompletionLogprobsBuilder | None:
@@ -217,20 +218,21 @@ class Continuations:
         prompt_number = self._prompt_number(number)
         prompt = self._work.prompts[prompt_number]
         scores = self._scores_of(prompt_number)
+        turns = self._work.model.engine.answer_turns
         text = "".join(choice.texts)
         columns = CompletionLogprobs()
         if self._echoes:
             echo = self._echoes[prompt_number]
             text = echo.text + text
-            if (echoed := await echo.whole(scores)) is not None:
+            if (echoed := await echo.whole(scores, turns)) is not None:
                 columns.extend(echoed)
             self._builders[number] = echo.builder()
         builder = self._builders[number]
         if builder:
-            columns.extend(await builder.build_whole(choice.token_ids, choice.logprobs))
+            columns.extend(await builder.build_whole(choice.token_ids, choice.logprobs, turns))
             # given back one by one: a million objects at once would hold the event loop
             choice.logprobs = []
-        shown = await prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
+        shown = await prompt_logprobs_json(scores, turns) if self._shows_prompt_logprobs else None
         ids = (self._if_shown(choice.token_ids), self._if_shown(prompt))
         shown_columns = columns if builder else None
         return CompletionChoice(number, text, shown_columns, choice.finish_reason, choice.stop_reason, shown, *ids)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.interfaces.server.openai.responses import CompletionLogprobs, TokenLogprob, TopLogprob
+from quire.interfaces.turnstile import Turnstile
 from quire.outputs import Logprob, Logprobs, PromptLogprobs
 from quire.renderer import Renderer
 
@@ -67,12 +68,13 @@ def chat_logprobs(names: TokenNames, token_ids: Sequence[int], logprobs: Logprob
     return content
 
 
-async def _parts(positions: PromptLogprobs | Logprobs) -> AsyncIterator[slice]:
-    """Others have their turn after each."""
+async def _parts(positions: PromptLogprobs | Logprobs, turns: Turnstile) -> AsyncIterator[slice]:
+    """Others have their turn after each, and all who do this together have no more of one than `turns` says."""
     # the first one of a prompt has none
     num_entries = len(positions[-1] or ()) if positions else 0
     step = min(_TOKENS_OF_TURN, max(1, _ENTRIES_OF_TURN // max(1, num_entries)))
     for start in range(0, len(positions), step):
+        await turns.enter(step * max(1, num_entries))
         yield slice(start, start + step)
         await asyncio.sleep(0)
 
@@ -108,10 +110,12 @@ class CompletionLogprobsBuilder:
             columns.top_logprobs.append(self._top(position, token_id, chosen))
         return columns
 
-    async def build_whole(self, token_ids: list[int], positions: PromptLogprobs | Logprobs) -> CompletionLogprobs:
+    async def build_whole(
+        self, token_ids: list[int], positions: PromptLogprobs | Logprobs, turns: Turnstile
+    ) -> CompletionLogprobs:
         """The same of many tokens; the dictionaries are JSON already."""
         columns = CompletionLogprobs()
-        async for part in _parts(positions):
+        async for part in _parts(positions, turns):
             new = self.build(token_ids[part], positions[part])
             new.top_logprobs = _encoded(new.top_logprobs)
             columns.extend(new)
@@ -150,10 +154,10 @@ def _is_whole(data: bytes) -> bool:
     return True
 
 
-async def prompt_logprobs_json(prompt: PromptLogprobs) -> list[Any]:
+async def prompt_logprobs_json(prompt: PromptLogprobs, turns: Turnstile) -> list[Any]:
     """vLLM's extension: by token id. The entries are JSON already."""
     entries: list[Any] = []
-    async for part in _parts(prompt):
+    async for part in _parts(prompt, turns):
         entries += _encoded(map(_by_token_id, prompt[part]))
     return entries
 
