@@ -25,7 +25,7 @@ from torch import Tensor
 
 from quire.errors import EngineError
 from quire.message_encoding import decode_array, encode_array
-from quire.messages import SchedulerOutput, StepOutput, int_array
+from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.input_batch import InputBatch
 from quire.worker.layers.ranks import StageGroup
 from quire.worker.row_table import RowTable
@@ -141,6 +141,9 @@ class StageOutputs(StepMember):
         self._parts: list[tuple[InputBatch, Tensor]] = []
         # by step whose answer is not known yet: rows that were let go of since, or have another sequence
         self._gone: dict[int, set[int]] = {}
+
+    def takes_greatest(self, rows: IntArray) -> bool:
+        return False
 
     def tokens_read(self, batch: InputBatch) -> Tensor | None:
         """The next stage reads all."""

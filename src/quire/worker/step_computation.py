@@ -6,15 +6,16 @@ StepIsolation computes the same rows again in parts. Called by StepIsolation alo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.failpoints import failpoint
+from quire.failpoints import any_is_armed, failpoint
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array
 from quire.observability.step_times import NoStepTimes
 from quire.worker.attention import AttentionBackend
@@ -28,6 +29,8 @@ from quire.worker.speculative import Drafting
 from quire.worker.state_cache import StateBatch
 from quire.worker.step_member import StepMember
 
+NextTokens: TypeAlias = Callable[[IntArray], IntArray | None]
+
 
 class NotSampledError(Exception):
     """The model has computed its rows, and the cache holds their tokens; what failed is what came after."""
@@ -37,9 +40,12 @@ class NotSampledError(Exception):
 class Computed:
     """What was computed, before any of it counts."""
 
-    batch: InputBatch
-    hidden_TE: Tensor
+    rows_S: IntArray
+    num_tokens_S: IntArray
     sampled: Sampled
+    # what the model was called with and gave, for those who draft; None: nobody does
+    batch: InputBatch | None = None
+    hidden_TE: Tensor | None = None
 
 
 class StepSampler(Protocol):
@@ -47,6 +53,10 @@ class StepSampler(Protocol):
 
     # what a next token waits for, and the rows that get none in this step
     beside: BesideSteps
+
+    def takes_greatest(self, rows: IntArray) -> bool:
+        """Whether the token with the greatest logit is all that these rows are to get, as they were last sampled."""
+        ...
 
     def tokens_read(self, batch: InputBatch) -> Tensor | None:
         """Those whose hidden states are asked for, in rising order; None: all."""
@@ -126,7 +136,10 @@ class StepComputation:
         platform: Platform,
         inputs: ModelInputs | None = None,
         times: NoStepTimes | None = None,
+        next_tokens: NextTokens | None = None,
     ) -> None:
+        """`next_tokens`: computes rows with one token each and gives the tokens with the greatest logits, or None where
+        it cannot."""
         self.model = model
         self.times = times or NoStepTimes()
         self.backend = backend
@@ -138,10 +151,13 @@ class StepComputation:
         # of what was computed last and does not count yet
         self._states: StateBatch | None = None
         self._inputs: ModelInputs = inputs or TokenInputs()
+        self._next_tokens = next_tokens
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
         """These tokens of these rows, and what follows them. Changes nothing but the cache; `commit` or `undo` is next,
         also where the exception came behind the last line of this."""
+        if (computed := self._decoded(rows, num_tokens)) is not None:
+            return computed
         batch = self._inputs.seen(self.batches.build(rows, num_tokens))
         self._states = batch.states
         failpoint("in_forward", batch.input_ids_T)
@@ -156,9 +172,25 @@ class StepComputation:
             failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in batch.rows_S]))
             sampled = self.sampler.sample(hidden_TE, batch)
             self.times.ends("sample")
-            return Computed(batch, hidden_TE, sampled)
+            return Computed(batch.rows_S, batch.num_tokens_S, sampled, batch, hidden_TE)
         except Exception as error:
             raise NotSampledError from error
+
+    def _decoded(self, rows: IntArray, num_tokens: IntArray) -> Computed | None:
+        """Steps of the most frequent kind, in one call."""
+        if self._next_tokens is None or any_is_armed() or not self.sampler.takes_greatest(rows):
+            return None
+        self._states = None
+        self.times.ends("prepare")
+        token_ids = self._next_tokens(rows)
+        if token_ids is None:
+            return None
+        self.times.ends("forward")
+        sampled = Sampled()
+        sampled.lengths = self._table.num_computed[rows] + 1
+        sampled.output.rows = rows
+        sampled.output.token_ids = token_ids
+        return Computed(rows, num_tokens, sampled)
 
     def first_half(self, row: int, num_tokens: int) -> int:
         """How many of a row's next tokens may be computed before the others; 0: they cannot be divided."""
@@ -174,13 +206,12 @@ class StepComputation:
     def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
         """The two numbers move, and what was sampled stands in the table. Must not fail half-way: an exception here
         ends the engine."""
-        batch = computed.batch
         sampled = computed.sampled
         output = sampled.output
         if self._states is not None:
             self._states.forget()
         self._states = None
-        self._table.advance(batch.rows_S, batch.num_tokens_S)
+        self._table.advance(computed.rows_S, computed.num_tokens_S)
         self._table.append(output.rows, sampled.lengths, output.token_ids)
         if output.failures:
             self._table.drop_drafts(int_array(list(output.failures)))
@@ -190,8 +221,10 @@ class StepComputation:
         output.step = scheduled.step
         # those of `sampled.late`, and those that were left out of this step
         late_rows = self.sampler.beside.late
+        batch, hidden_TE = computed.batch, computed.hidden_TE
+        if batch is None or hidden_TE is None:
+            return output
         if self._drafting.is_on or scheduled.step_data or late_rows:
-            hidden_TE = computed.hidden_TE
             self.times.ends("finish")
             output.speculated = self._drafting.end_step(scheduled, batch, hidden_TE, output.rows, late_rows)
             self.times.ends("draft")

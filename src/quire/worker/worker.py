@@ -45,6 +45,7 @@ from quire.worker.capacity import (
 from quire.worker.compilation import (
     CannotCompileError,
     GraphedModel,
+    RecordedDecoding,
     StepBuffers,
     compile_model,
     graph_model,
@@ -269,8 +270,21 @@ class Worker:
             step_sampler = self._outputs = StageOutputs(stages, table, sampler)
         layers = [*attention_layers(model).values(), *encoding_layers(model)]
         backend = next((layer.backend for layer in layers), None)
+        next_tokens = None
+        if type(self._inputs) is TokenInputs and step_sampler is sampler and not drafting.is_on:
+            decoding = RecordedDecoding.of(model, table, config.block_size)
+            next_tokens = decoding.next_tokens if decoding is not None else None
         computation = StepComputation(
-            model, backend, table, step_sampler, batches, drafting, self._platform, self._inputs, self._times
+            model,
+            backend,
+            table,
+            step_sampler,
+            batches,
+            drafting,
+            self._platform,
+            self._inputs,
+            self._times,
+            next_tokens,
         )
         isolation = StepIsolation(
             computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size

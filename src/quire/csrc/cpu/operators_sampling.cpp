@@ -22,20 +22,21 @@ template <class Work> class RowsStep final : public Step {
   }
 
   int64_t count() const { return count_; }
-  int64_t work(const Extent&) const override { return count_ * vocab_ * passes_ / 4; }
+  int64_t work(const Extent& extent) const override { return extent.tokens * vocab_ * passes_ / 4; }
 
-  void run(const Extent&, Crew& crew) const override {
+  void run(const Extent& extent, Crew& crew) const override {
     const RowMemory needed(at(0), nullptr, nullptr);
-    if (count_ >= crew.size) {
+    const int64_t count = extent.tokens;
+    if (count >= crew.size) {
       char* memory = static_cast<char*>(thread_scratch(needed.shared_bytes + needed.own_bytes));
       const RowMemory room(at(0), memory, memory + needed.shared_bytes);
-      return crew.for_each(count_, 1, [&](int64_t begin, int64_t end) {
+      return crew.for_each(count, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) sample(i, room, nullptr);
       });
     }
     char* shared = static_cast<char*>(crew.shared_scratch(needed.shared_bytes));
     const RowMemory room(at(0), shared, static_cast<char*>(thread_scratch(needed.own_bytes)));
-    for (int64_t i = 0; i < count_; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       sample(i, room, &crew);
       crew.barrier();
     }

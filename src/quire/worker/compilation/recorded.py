@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,7 @@ from quire.messages import TEXT
 from quire.worker.attention import AttentionBatch, attention_layers
 from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context
 from quire.worker.kernels import operators
+from quire.worker.kernels.cpu.decode import DecodeGroup
 from quire.worker.kernels.cpu.program import Program
 from quire.worker.kernels.reference.activate import ACTIVATIONS
 from quire.worker.state_cache import StateBatch, recurrent_layers
@@ -188,9 +190,26 @@ class RecordedForward:
         if intermediate is not None:
             width, dtype = intermediate
             self._intermediate = torch.zeros(max_tokens, width, dtype=dtype)
-        self._program = Program()
+        self.program = Program()
         self.hidden = self._record()
-        _logger.info("the forward pass is a program of %d steps", len(self._program))
+        _logger.info("the forward pass is a program of %d steps", len(self.program))
+
+    @property
+    def reads_tokens_alone(self) -> bool:
+        """Neither states nor what another stage has made."""
+        return self._states is None and self._intermediate is None
+
+    def input_addresses(self) -> dict[str, int]:
+        """As DecodeArgs names them."""
+        return {
+            "input_ids": self._input_ids.ctypes.data,
+            "positions": self._positions.ctypes.data,
+            "batch_adapter_slots": self._adapter_slots.ctypes.data,
+        }
+
+    def decode_group(self, group: int, tables: npt.NDArray[np.int32]) -> DecodeGroup:
+        """`tables`: those of all rows."""
+        return self._groups[group].addresses(tables)
 
     def _record(self) -> Tensor:
         metadata: list[Any] = [None] * (max(self._groups, default=-1) + 1)
@@ -202,7 +221,7 @@ class RecordedForward:
         states = self._states.batch if self._states is not None else None
         context = ForwardContext(tuple(metadata), states, adapter_slots=slots)
         by_token = [*inputs, slots, *more[1:]]
-        with forward_context(context), self._program.recording(self._max_tokens, by_token), _OnlyRecorded():
+        with forward_context(context), self.program.recording(self._max_tokens, by_token), _OnlyRecorded():
             hidden: Tensor = self._forward(*inputs, *more)
         if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
             raise CannotRecordError("the hidden states are not one row for each token")
@@ -238,8 +257,8 @@ class RecordedForward:
         if self._states is not None and not context.is_profiling:
             num_sequences = self._states.fill(context.states)
         wanted_n = context.wanted_n
-        self._program.run(num_tokens, num_sequences, wanted_n)
-        if wanted_n is not None and len(wanted_n) < num_tokens and self._program.can_narrow:
+        self.program.run(num_tokens, num_sequences, wanted_n)
+        if wanted_n is not None and len(wanted_n) < num_tokens and self.program.can_narrow:
             self.hidden[wanted_n] = self.hidden[: len(wanted_n)].clone()
         return self.hidden[:num_tokens]
 
@@ -253,20 +272,24 @@ class RecordedLogits:
 
     def __init__(self, compute: Callable[[Tensor], Tensor], like: Tensor, max_rows: int) -> None:
         self._compute = compute
-        self._hidden = like.new_empty(max_rows, like.shape[1])
-        self._program = Program()
-        with self._program.recording(max_rows), _OnlyRecorded():
-            self._logits = compute(self._hidden)
-        if self._logits.shape[0] != max_rows or not self._logits.is_contiguous():
+        self.hidden = like.new_empty(max_rows, like.shape[1])
+        self.program = Program()
+        with self.program.recording(max_rows), _OnlyRecorded():
+            self.logits = compute(self.hidden)
+        if self.logits.shape[0] != max_rows or not self.logits.is_contiguous():
             raise CannotRecordError("the logits are not one row for each row of hidden states")
+
+    @property
+    def max_rows(self) -> int:
+        return self.hidden.shape[0]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         num_rows = len(hidden)
-        if num_rows > len(self._hidden) or hidden.dtype != self._hidden.dtype:
+        if num_rows > len(self.hidden) or hidden.dtype != self.hidden.dtype:
             return self._compute(hidden)
-        self._hidden[:num_rows] = hidden
-        self._program.run(num_rows, 0)
-        return self._logits[:num_rows]
+        self.hidden[:num_rows] = hidden
+        self.program.run(num_rows, 0)
+        return self.logits[:num_rows]
 
 
 class _GroupBuffers:
@@ -298,6 +321,17 @@ class _GroupBuffers:
         if batch.begins_S is not None:
             self._begins[:num_sequences] = batch.begins_S.numpy()
         return int(num_sequences)
+
+    def addresses(self, tables: npt.NDArray[np.int32]) -> DecodeGroup:
+        return DecodeGroup(
+            tables=tables.ctypes.data,
+            table_stride=tables.shape[1],
+            batch_tables=self._tables.ctypes.data,
+            batch_table_stride=self._tables.shape[1],
+            slots=self._slots.ctypes.data,
+            lengths=self._lengths.ctypes.data,
+            starts=self._starts.ctypes.data,
+        )
 
     def keep_nothing(self, num_tokens: int) -> None:
         """For a step that is only measured: no sequence, and no slot to write to."""

@@ -66,6 +66,11 @@ class SamplingPlan:
     untouched: Positions
     is_in_place: bool
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Every row gets the token with the greatest logit, and nothing else is asked for."""
+        return not len(self.asked) and self.draws is None and not self.edited and self.logprobs is None
+
     @classmethod
     def of(
         cls, rows_N: IntArray, settings: RowSettings, processors: tuple[LogitsProcessor, ...], logits_NV: Tensor

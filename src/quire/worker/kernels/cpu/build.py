@@ -48,6 +48,7 @@ COMMON = (
     "attention_plan.cpp",
     "cache.cpp",
     "crew.cpp",
+    "decode.cpp",
     "isa.cpp",
     "matmul_pack.cpp",
     "operators_adapters.cpp",

@@ -35,6 +35,12 @@ class Program:
             self._address = self._library.quire_record_end()
             weakref.finalize(self, self._library.quire_program_drop, self._address)
 
+    @property
+    def address(self) -> int:
+        """For other functions of the library."""
+        assert self._address is not None, "nothing was recorded"
+        return self._address
+
     def __len__(self) -> int:
         return int(self._library.quire_program_size(self._address))
 
