@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 CORE_PHASES = ("receive", "control", "schedule", "execute", "wait", "update", "deliver")
 # what remains of them is the engine's own price
 OVERHEAD_PHASES = ("receive", "schedule", "update", "deliver")
-# Of the first worker. `forward`: on a device, until the work is handed over; `sample` then waits for it. On a CPU it has
-# the choice of tokens in it, where that is the greatest logit for all.
+# Of the first worker. `forward`: on a device, until the work is handed over; `sample` then waits for it. On a CPU the
+# choice of tokens is in it where that is the greatest logit for all.
 WORKER_PHASES = ("prepare", "forward", "sample", "draft", "finish")
 # What is sent: columns of decisions, the same encoded for other ranks, inputs for a device, messages to clients.
 SENT = ("decisions", "ranks", "device", "clients")
