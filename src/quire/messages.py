@@ -243,7 +243,7 @@ class ControlReply(Message):
     error: str | None = None
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True):
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Log-probabilities at one position: the chosen token first, then the best ones in falling order."""
 
     token_ids: list[int]

@@ -48,7 +48,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokens
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     """One of the best tokens at a position."""
 
     token: str
@@ -56,7 +56,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     """The chosen token at a position."""
 
     token: str
