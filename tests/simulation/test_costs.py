@@ -2,12 +2,14 @@
 
 import json
 import random
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from quire.config.device_sheets import device_sheet
-from quire.engine_core.executor.modelled import StepWork
+from quire.engine_core.executor.modelled import StepWork, VirtualClock
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import MachineLimits
 from quire.interfaces.cli.program import main
@@ -36,6 +38,16 @@ def random_works(count, seed):
 def test_what_a_token_takes_longer_for_one_before_it_is_what_the_costs_say():
     deployment = deploy("llama-3-8b", device_sheet("h100"), costs=LinearCosts(0.1, 1e-4, per_pair=1e-9))
     assert deployment.capacity.seconds_per_pair == pytest.approx(32e-9)
+
+
+def test_an_engine_prices_tokens_by_what_its_workers_measured_and_the_windows_of_their_layers():
+    deployment = deploy("llama-3-8b", device_sheet("h100"), costs=LinearCosts(0.0, 1e-4, per_pair=1e-9))
+    specs = enumerate(deployment.capacity.layers)
+    layers = [msgspec.structs.replace(spec, sliding_window=100 * (number % 2)) for number, spec in specs]
+    capacity = msgspec.structs.replace(deployment.capacity, layers=layers)
+    core = replace(deployment, capacity=capacity).core(VirtualClock())
+    # half of the layers see a hundred at most
+    assert core.scheduler.budget.weights(np.array([0, 1000])) == pytest.approx([1, 1 + 32e-9 / 1e-4 * 550])
 
 
 def test_a_table_finds_what_steps_take_among_accidents():

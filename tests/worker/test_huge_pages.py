@@ -112,6 +112,15 @@ def test_what_lies_in_huge_pages_stays_there(tmp_path, enough, monkeypatch):
 
 
 @needs_huge_pages
+def test_nobody_need_have_read_what_lies_in_huge_pages(tmp_path, enough):
+    read = written(tmp_path / "weights", 8 << 20)
+    read[::4096].sum()
+    if huge_pages._bytes_in_huge_pages(read.ctypes.data) < 0.9 * SIZE:
+        pytest.skip("this system keeps no files in huge pages")
+    assert moved(np.memmap(tmp_path / "weights", dtype=np.uint8, mode="c")).num_moved_bytes == 0
+
+
+@needs_huge_pages
 def test_a_file_that_is_read_from_the_disk_may_come_in_huge_pages(mapped):
     huge_pages.read_in_huge_pages(mapped)
     assert "hg" in flags_of(mapped.ctypes.data + (4 << 20)).split()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from quire.interfaces.deploy.answering import BodyRoom
 from quire.interfaces.deploy.front import Head, Request
@@ -57,6 +58,43 @@ def test_only_who_has_a_key_is_passed_on() -> None:
             for headers in ({"authorization": "Bearer second"}, {"x-api-key": "first"}):
                 assert (await client.post(CHATS, content=b"short", headers=headers)).status_code == 200
             assert front.targets == ["/health", CHATS, CHATS]
+
+    asyncio.run(test())
+
+
+def test_an_answer_is_closed_for_a_client_that_left_before_it() -> None:
+    """A front counts it among those that its server has until then."""
+
+    class LeftFront:
+        is_closed = False
+
+        async def answer(self, request: Request) -> tuple[Head, AsyncGenerator[bytes, None]]:
+            self.parts = self.said()
+            await anext(self.parts)
+            return Head(200, []), self.parts
+
+        async def said(self) -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"it has begun"
+                yield b"and nobody reads it"
+            finally:
+                self.is_closed = True
+
+    async def test() -> None:
+        front = LeftFront()
+        messages = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Any:
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            raise OSError
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "POST", "path": CHATS, "query_string": b"",
+                 "headers": [], "client": None}  # fmt: skip
+        with pytest.raises(ClientDisconnect):
+            await front_app(front, Access(key_ring([])), BodyRoom(10))(scope, receive, send)
+        assert front.is_closed
 
     asyncio.run(test())
 

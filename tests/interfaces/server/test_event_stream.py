@@ -4,8 +4,9 @@ import asyncio
 import gc
 import socket
 import weakref
+from collections import Counter
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.pumped import pumped
 
 from quire.interfaces.server import event_stream
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.event_stream import OPENAI, EventStream
+from quire.interfaces.server.event_stream import OPENAI, OUTLET, EventStream
 from quire.interfaces.server.wire.errors import unavailable
 
 
@@ -267,6 +268,53 @@ def test_a_keep_alive_that_nobody_takes_gives_the_client_up(run, scope, monkeypa
         await EventStream(InFlight(), Passing(pumped(source.events())))(scope, wire.receive, wire.send)
         assert source.is_closed
         assert scope["client_gone"]
+
+    run(main())
+
+
+class Ready:
+    """A stream of which all has come."""
+
+    def __init__(self, pieces) -> None:
+        self.pieces = pieces
+
+    def tell(self, reader) -> None:
+        pass
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.pieces)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.pieces
+
+    def take(self):
+        pieces, self.pieces = self.pieces, []
+        return pieces
+
+
+def test_of_what_is_ready_so_much_is_written_in_a_turn(run, scope):
+    """Others have theirs between."""
+
+    async def main():
+        bytes_by_turn = Counter()
+        turn = 0
+
+        def write(data: bytes) -> bool:
+            bytes_by_turn[turn] += len(data)
+            return True
+
+        scope["extensions"] = {OUTLET: {"write": write, "give_up": lambda: None}}
+        wire = Wire()
+        stream = EventStream(InFlight(), Passing(nullcontext(Ready([b"x" * 20_000] * 20))))
+        task = asyncio.create_task(stream(scope, wire.receive, wire.send))
+        while not task.done():
+            await asyncio.sleep(0)
+            turn += 1
+        await task
+        assert bytes_by_turn.total() == 400_000
+        assert max(bytes_by_turn.values()) <= event_stream._BYTES_OF_TURN + 20_000
 
     run(main())
 
