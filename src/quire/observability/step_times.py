@@ -14,7 +14,7 @@ CORE_PHASES = ("receive", "control", "schedule", "execute", "wait", "update", "d
 # what remains of them is the engine's own price
 OVERHEAD_PHASES = ("receive", "schedule", "update", "deliver")
 # Of the first worker. `forward`: on a device, until the work is handed over; `sample` then waits for it. On a CPU the
-# choice of tokens is in it where that is the greatest logit for all.
+# choice of tokens is in it where rows ask for nothing else.
 WORKER_PHASES = ("prepare", "forward", "sample", "draft", "finish")
 # What is sent: columns of decisions, the same encoded for other ranks, inputs for a device, messages to clients.
 SENT = ("decisions", "ranks", "device", "clients")

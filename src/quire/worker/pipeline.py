@@ -29,6 +29,7 @@ from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.input_batch import InputBatch
 from quire.worker.layers.ranks import StageGroup
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.plan import SamplingPlan
 from quire.worker.sampler.reading import Sampled
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.step_computation import ModelInputs
@@ -142,8 +143,8 @@ class StageOutputs(StepMember):
         # by step whose answer is not known yet: rows that were let go of since, or have another sequence
         self._gone: dict[int, set[int]] = {}
 
-    def takes_greatest(self, rows: IntArray) -> bool:
-        return False
+    def plain_plan(self, rows: IntArray) -> SamplingPlan | None:
+        return None
 
     def tokens_read(self, batch: InputBatch) -> Tensor | None:
         """The next stage reads all."""

@@ -24,12 +24,14 @@ from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.beside import BesideSteps
+from quire.worker.sampler.choose import DrawSettings
+from quire.worker.sampler.plan import SamplingPlan
 from quire.worker.sampler.reading import Sampled
 from quire.worker.speculative import Drafting
 from quire.worker.state_cache import StateBatch
 from quire.worker.step_member import StepMember
 
-NextTokens: TypeAlias = Callable[[IntArray], IntArray | None]
+NextTokens: TypeAlias = Callable[[IntArray, DrawSettings | None], IntArray | None]
 
 
 class NotSampledError(Exception):
@@ -54,8 +56,8 @@ class StepSampler(Protocol):
     # what a next token waits for, and the rows that get none in this step
     beside: BesideSteps
 
-    def takes_greatest(self, rows: IntArray) -> bool:
-        """Whether the token with the greatest logit is all that these rows are to get, as they were last sampled."""
+    def plain_plan(self, rows: IntArray) -> SamplingPlan | None:
+        """That of the last step, if it was about these rows, and a token of the model's logits is all they ask for."""
         ...
 
     def tokens_read(self, batch: InputBatch) -> Tensor | None:
@@ -138,8 +140,7 @@ class StepComputation:
         times: NoStepTimes | None = None,
         next_tokens: NextTokens | None = None,
     ) -> None:
-        """`next_tokens`: computes rows with one token each and gives the tokens with the greatest logits, or None where
-        it cannot."""
+        """`next_tokens`: computes rows with one token each and chooses the next ones, or gives None where it cannot."""
         self.model = model
         self.times = times or NoStepTimes()
         self.backend = backend
@@ -178,16 +179,18 @@ class StepComputation:
 
     def _decoded(self, rows: IntArray, num_tokens: IntArray) -> Computed | None:
         """Steps of the most frequent kind, in one call."""
-        if self._next_tokens is None or any_is_armed() or not self.sampler.takes_greatest(rows):
+        if self._next_tokens is None or any_is_armed() or (plan := self.sampler.plain_plan(rows)) is None:
             return None
         self._states = None
+        lengths = self._table.num_computed[rows] + 1
+        draws = None if plan.draws is None else plan.draws.after(lengths)
         self.times.ends("prepare")
-        token_ids = self._next_tokens(rows)
+        token_ids = self._next_tokens(rows, draws)
         if token_ids is None:
             return None
         self.times.ends("forward")
         sampled = Sampled()
-        sampled.lengths = self._table.num_computed[rows] + 1
+        sampled.lengths = lengths
         sampled.output.rows = rows
         sampled.output.token_ids = token_ids
         return Computed(rows, num_tokens, sampled)

@@ -20,6 +20,10 @@ def greedy(max_tokens, **options):
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **options)
 
 
+def drawn(max_tokens, **options):
+    return SamplingParams(temperature=0.9, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
 def answers(path, parameters, **options):
     with LLM(str(path), max_model_len=128, block_size=16, engine_process=False, **options) as llm:
         outputs = llm.generate(PROMPTS, parameters, use_tqdm=False)
@@ -41,10 +45,14 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma4", "qwen3_moe", "gpt2"])
-def test_the_same_tokens_by_one_call(name, tmp_path, calls, monkeypatch):
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_the_same_tokens_by_one_call(name, is_drawn, tmp_path, calls, monkeypatch):
     path = make_checkpoint(tmp_path, name)
     # they end one after the other
     parameters = [greedy(40), greedy(17), greedy(30)]
+    if is_drawn:
+        parameters[0] = drawn(40, seed=1)
+        parameters[1] = drawn(17, seed=2, top_k=20, top_p=0.9, min_p=0.01)
     found = answers(path, parameters)
     assert len(calls) > 30
     assert all(calls)
@@ -101,9 +109,9 @@ def test_rows_of_which_one_is_not_finite_or_has_more_to_compute(tmp_path):
         [blocks] = harness.tables[row] if row < 2 else [[200]]
         table.block_tables[0, row, : len(blocks)] = blocks
     decoding = RecordedDecoding.of(model, table, harness.block_size)
-    tokens = decoding.next_tokens(int_array([1, 0]))
+    tokens = decoding.next_tokens(int_array([1, 0]), None)
     assert tokens[0] == tokens[1]
-    assert decoding.next_tokens(int_array([0, 2])) is None
+    assert decoding.next_tokens(int_array([0, 2]), None) is None
     table.num_computed[1] = 0
-    assert decoding.next_tokens(int_array([0, 1])) is None
-    assert (decoding.next_tokens(int_array([0])) == tokens[:1]).all()
+    assert decoding.next_tokens(int_array([0, 1]), None) is None
+    assert (decoding.next_tokens(int_array([0]), None) == tokens[:1]).all()

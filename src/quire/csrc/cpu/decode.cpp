@@ -1,4 +1,4 @@
-// A step of decoding in one call: rows with one token to compute get the next one, that with the greatest logit.
+// A step of decoding in one call: rows with one token to compute get the next one.
 //
 // Between two programs an interpreter takes a millisecond on a processor whose caches have just seen a whole model: most
 // of what it touches comes from memory. Here nothing is between them.

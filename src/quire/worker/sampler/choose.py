@@ -33,6 +33,16 @@ class DrawSettings:
     min_p: npt.NDArray[np.float32]
     uniform: npt.NDArray[np.float64]
 
+    @classmethod
+    def greedy(cls, num_rows: int) -> DrawSettings:
+        return cls(
+            temperature=np.zeros(num_rows, dtype=np.float32),
+            top_k=np.full(num_rows, ALL_TOKENS, dtype=np.int64),
+            top_p=np.ones(num_rows, dtype=np.float64),
+            min_p=np.zeros(num_rows, dtype=np.float32),
+            uniform=np.zeros(num_rows),
+        )
+
     def select(self, index: IntArray) -> DrawSettings:
         return DrawSettings(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 

@@ -68,8 +68,8 @@ class SamplingPlan:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Every row gets the token with the greatest logit, and nothing else is asked for."""
-        return not len(self.asked) and self.draws is None and not self.edited and self.logprobs is None
+        """Every row gets a token of the logits as they are, and nothing else is asked for."""
+        return not len(self.asked) and not self.edited and self.logprobs is None
 
     @classmethod
     def of(

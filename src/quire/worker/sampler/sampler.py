@@ -144,9 +144,11 @@ class Sampler(StepMember):
     def close(self) -> None:
         self.beside.close()
 
-    def takes_greatest(self, rows: IntArray) -> bool:
-        is_plain = self._plan is not None and self._plan.is_plain and self._plan_key == rows.tobytes()
-        return is_plain and not self._has_work_beside and not any(reader.rows for reader in self._readers)
+    def plain_plan(self, rows: IntArray) -> SamplingPlan | None:
+        if self._has_work_beside or any(reader.rows for reader in self._readers):
+            return None
+        plan = self._plan
+        return plan if plan is not None and plan.is_plain and self._plan_key == rows.tobytes() else None
 
     def tokens_read(self, batch: InputBatch) -> Tensor | None:
         return None if any(reader.rows for reader in self._readers) else batch.logits_indices_N
