@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.engine_core.engine_core import EngineCore
+from quire.worker.forward_context import current_forward_context
 from quire.worker.input_batch import InputBatch
 
 
@@ -25,40 +26,53 @@ class BookOfBits:
         # how often a state was seen that was in the book already; positions at which it had other bits
         self.num_repeated = 0
         self.differences: list[list[int]] = []
+        self._num_watched = 0
 
     def __len__(self) -> int:
         return len(self._bits)
 
     def watch(self, core: EngineCore) -> None:
-        """Write down what this engine computes from now on. It must run in this process."""
+        """Write down what this engine computes from now on. It must run in this process. Every second engine is asked
+        for the states of all tokens; the others compute those that somebody reads."""
         runner: Any = core.executor.worker._runner  # type: ignore[attr-defined]
         computation = runner.isolation.computation
+        table = runner.table
         build = computation.batches.build
         batches: list[InputBatch] = []
+        self._num_watched += 1
+        if self._num_watched % 2:
+            computation.sampler.tokens_read = lambda batch: None
 
         def build_and_keep(*arguments: Any) -> InputBatch:
             batches[:] = [build(*arguments)]
             return batches[0]
 
         model = computation.model
+        next_tokens = computation._next_tokens
 
         def run(input_ids: Tensor, positions: Tensor) -> Tensor:
             hidden: Tensor = model(input_ids, positions)
-            self._write(runner.table.token_ids, batches[0], hidden)
+            [batch] = batches
+            wanted = current_forward_context().wanted_n
+            rows_T = np.repeat(batch.rows_S, batch.num_tokens_S)
+            lengths_T = positions.numpy() + 1
+            for token in range(len(hidden)) if wanted is None else wanted.tolist():
+                self._compare(table.token_ids[rows_T[token], : lengths_T[token]], hidden[token])
             return hidden
+
+        def decode(rows: np.ndarray, *arguments: Any) -> np.ndarray | None:
+            tokens: np.ndarray | None = next_tokens(rows, *arguments)
+            for place, row in enumerate([] if tokens is None else rows.tolist()):
+                self._compare(table.token_ids[row, : table.num_computed[row] + 1], model.forward.hidden[place])
+            return tokens
 
         computation.batches.build = build_and_keep
         computation.model = run
+        if next_tokens is not None:
+            computation._next_tokens = decode
 
-    def _write(self, token_ids: np.ndarray, batch: InputBatch, hidden: Tensor) -> None:
-        bits = hidden.contiguous().view(torch.uint8).numpy()
-        starts = batch.query_starts_S1
-        for index, (row, first) in enumerate(zip(batch.rows_S, batch.num_computed_S, strict=True)):
-            for token in range(starts[index], starts[index + 1]):
-                last = int(first) + token - int(starts[index])
-                self._compare(token_ids[row, : last + 1], bits[token].tobytes())
-
-    def _compare(self, tokens: np.ndarray, bits: bytes) -> None:
+    def _compare(self, tokens: np.ndarray, hidden: Tensor) -> None:
+        bits = hidden.contiguous().view(torch.uint8).numpy().tobytes()
         known = self._bits.setdefault(tokens.tobytes(), bits)
         if known is bits:
             return

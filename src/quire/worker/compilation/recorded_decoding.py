@@ -70,8 +70,8 @@ class RecordedDecoding:
         return cls(forward, logits, table, block_size) if forward.reads_tokens_alone else None
 
     def next_tokens(self, rows: IntArray, draws: DrawSettings | None) -> IntArray | None:
-        """The next token of each, the greatest logit's without `draws`; None: one of them has more to compute, or a logit
-        is not finite."""
+        """The next token of each, the greatest logit's without `draws`; None: one of them has more to compute, or a
+        logit is not finite."""
         num_rows = len(rows)
         if num_rows > self._logits.max_rows:
             return None
