@@ -170,7 +170,8 @@ def test_threads_that_were_named_before_the_library_was_there_are_kept(undecided
 
     class Library:
         quire_isa = quire_record_begin = quire_record_end = quire_program_drop = staticmethod(lambda: b"avx2")
-        quire_program_size = quire_program_run = staticmethod(lambda: None)
+        quire_program_size = quire_program_run = quire_program_can_narrow = staticmethod(lambda: None)
+        quire_record_input = quire_decode = staticmethod(lambda: None)
         quire_set_crew = staticmethod(lambda size, processors: said.append((size, list(processors))))
 
     monkeypatch.setattr(build, "build", lambda: "x.so")
