@@ -256,8 +256,8 @@ _PHASES_OF_CORE = (
     "results; update; deliver: messages."
 )
 _PHASES_OF_WORKER = (
-    "Time of the first worker by phase of a step. prepare: changes and inputs; forward: the model; sample, which waits "
-    "for a device; draft; finish."
+    "Time of the first worker by phase of a step. prepare: changes and inputs; forward: the model, on a CPU with the "
+    "choice of tokens where rows ask for nothing else; sample, which waits for a device; draft; finish."
 )
 _SENT = (
     "Bytes sent in steps. decisions: columns of what is decided; ranks: all of it, encoded, to other workers; device: "

@@ -2,7 +2,7 @@
 
 Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never:
 be nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
-`attention/layer.py`, `state_cache.py`, `layers/adapters.py` and `layers/experts.py`.
+`attention/layer.py`, `state_cache.py`, `layers/adapters.py`, `layers/experts.py` and `compilation/`.
 """
 
 from __future__ import annotations

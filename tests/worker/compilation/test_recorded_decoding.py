@@ -113,4 +113,10 @@ def test_rows_of_which_one_is_not_finite_or_has_more_to_compute(tmp_path):
     assert decoding.next_tokens(int_array([0, 2]), None) is None
     table.num_computed[1] = 0
     assert decoding.next_tokens(int_array([0, 1]), None) is None
+    # one behind the blocks that a table has room for
+    table.num_computed[0] = 64
+    table.num_total[0] = 65
+    assert decoding.next_tokens(int_array([0]), None) is None
+    table.num_computed[0] = 1
+    table.num_total[0] = 2
     assert (decoding.next_tokens(int_array([0]), None) == tokens[:1]).all()

@@ -49,10 +49,14 @@ struct DecodeArgs {
 
 enum class Outcome : int64_t { chosen, other_rows, not_finite };
 
+// Tables are read before the programs check what they are given: a position behind their ends is not for here.
 bool has_one_token_each(const DecodeArgs& args) {
   for (int64_t i = 0; i < args.num_rows; ++i) {
-    const int64_t row = args.rows[i];
-    if (args.num_total[row] != args.num_computed[row] + 1 || args.is_written[row]) return false;
+    const int64_t row = args.rows[i], position = args.num_computed[row];
+    if (args.num_total[row] != position + 1 || args.is_written[row]) return false;
+    for (int64_t g = 0; g < args.num_groups; ++g) {
+      if (position / args.block_size >= args.groups[g].batch_table_stride) return false;
+    }
   }
   return true;
 }

@@ -43,9 +43,10 @@ class _Choice:
         if draws.temperature is self._filled:
             # they are the same arrays from step to step while rows neither come nor go
             columns = ["uniform"]
-        self._filled = draws.temperature
         for name in columns:
             getattr(self._draws, name)[: len(draws.uniform)] = getattr(draws, name)
+        # last: a step may be ended between any two lines (patience.py)
+        self._filled = draws.temperature
 
 
 class RecordedDecoding:
@@ -80,8 +81,8 @@ class RecordedDecoding:
             choice = self._drawn
             choice.fill(draws)
         if rows.tobytes() != self._rows.tobytes():
-            self._rows = rows.copy()
             self._greatest.call = self._drawn.call = None
+            self._rows = rows.copy()
         if choice.call is None:
             choice.call = self._call_of(choice)
         return choice.tokens[:num_rows].numpy().copy() if choice.call.run() else None
