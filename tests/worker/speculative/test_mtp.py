@@ -14,6 +14,8 @@ from quire.engine_core import launch
 from quire.engine_core.scheduler.speculation import SpeculationCosts
 from quire.errors import ModelError, OptionError
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.kernels import cpu
+from quire.worker.kernels.cpu.program import Program
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11] * 6, [60, 3, 37], list(range(20, 55))]
 MORE_KINDS = [
@@ -86,6 +88,26 @@ def cyclic(path, name: str, fc: torch.Tensor):
 
 def next_of_cycle() -> torch.Tensor:
     return torch.eye(SIZE)[:, torch.roll(torch.arange(SIZE), 5)].T.contiguous()
+
+
+@pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
+@pytest.mark.parametrize(("method", "reads_all"), [("mtp", True), ("ngram", False)])
+def test_a_head_reads_the_states_of_all_tokens(tmp_path, monkeypatch, method, reads_all):
+    """Others leave the model only those to compute that tokens are sampled from."""
+    wanted = []
+    run = Program.run
+
+    def noted(self, num_tokens, num_sequences, wanted_n=None):
+        if num_sequences:
+            wanted.append(wanted_n)
+        run(self, num_tokens, num_sequences, wanted_n)
+
+    monkeypatch.setattr(Program, "run", noted)
+    path = add_mtp_head(make_checkpoint(tmp_path / "model", "deepseek_v3"))
+    with engine(path, speculative_config={"method": method, "num_speculative_tokens": 2}) as llm:
+        llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
+    assert wanted
+    assert all((tokens is None) == reads_all for tokens in wanted)
 
 
 LAID_OUT_OTHERWISE = ["hy_v3", "ernie4_5_moe", "mimo_v2_flash"]
