@@ -210,8 +210,10 @@ def check_attention_of_ranks(kernels: Any, case: AttentionCase, size: int, num_s
     batch = make_batch(case)
     num_blocks = num_shared // case.block_size
     batch.block_tables_SM[1:, :num_blocks] = batch.block_tables_SM[:1, :num_blocks]
-    batch.slots = _slots_of(batch, case)
-    # those of sequences that share blocks are written more than once, each time by the last of them
+    slots = _slots_of(batch, case).tolist()
+    # sequences that share blocks have the same slots there: the last of them writes, as nobody says who is first
+    last = {slot: place for place, slot in enumerate(slots)}
+    batch.slots = torch.tensor([slot if last[slot] == place else -1 for place, slot in enumerate(slots)])
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
     expected = batch.attend(reference)
     parts = []
