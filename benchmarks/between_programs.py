@@ -50,8 +50,7 @@ async def measured(options: argparse.Namespace) -> dict[str, list[tuple[float, f
     clock = Clock()
     clock.watch(Program, "run")
     clock.watch(DecodeCall, "run")
-    in_one_call = StepComputation._decoded
-    ways: dict[str, Any] = {"one call": in_one_call, "Python between": lambda *arguments: None}
+    ways: dict[str, Any] = {"one call": StepComputation._decoded, "Python between": lambda *arguments: None}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     parameters = SamplingParams(temperature=0, max_tokens=_NUM_TOKENS, ignore_eos=True)
     engine = AsyncLLM(model=options.model, quantization=options.quantization, max_model_len=1024, engine_process=False)
@@ -68,7 +67,6 @@ async def measured(options: argparse.Namespace) -> dict[str, list[tuple[float, f
                 token = 1e3 * (end - start) / count
                 if number >= 0:
                     found[way].append((token, token - 1e3 * (all_inside - inside) / count))
-    StepComputation._decoded = in_one_call  # type: ignore[method-assign]
     return found
 
 

@@ -181,7 +181,6 @@ class StepComputation:
         """Steps of the most frequent kind, in one call."""
         if self._next_tokens is None or any_is_armed() or (plan := self.sampler.plain_plan(rows)) is None:
             return None
-        self._states = None
         lengths = self._table.num_computed[rows] + 1
         draws = None if plan.draws is None else plan.draws.after(lengths)
         self.times.ends("prepare")

@@ -44,13 +44,16 @@ def record(model, harness, max_tokens=96, max_logits=8):
     assert record_model(model, max_tokens, 8, blocks, max_logits), "this model must be recordable"
 
 
+def plain_and_recorded(path, dtype):
+    """The same model operator by operator and as a program, and 90 tokens."""
+    harnesses = [ModelHarness(loaded(path, dtype=dtype)) for _ in range(2)]
+    record(harnesses[1].model, harnesses[1])
+    return harnesses, torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
 @pytest.mark.parametrize(("name", "dtype"), sampled(NAMES, ["float32", "bfloat16"], n=len(NAMES)))
 def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_threads):
-    path = checkpoint(name)
-    eager, model = loaded(path, dtype=dtype), loaded(path, dtype=dtype)
-    harnesses = ModelHarness(eager), ModelHarness(model)
-    record(model, harnesses[1])
-    ids = torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+    harnesses, ids = plain_and_recorded(checkpoint(name), dtype)
     steps = [
         {0: ids[:40], 1: ids[40:41]},
         {0: ids[40:41], 1: ids[41:80], 2: ids[80:]},
@@ -65,11 +68,7 @@ def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_thre
 
 @pytest.mark.parametrize(("name", "dtype"), sampled(NAMES, ["float32", "bfloat16"], n=len(NAMES)))
 def test_tokens_that_nobody_reads_leave_the_others_as_they_are(name, dtype, checkpoint, two_threads):
-    path = checkpoint(name)
-    eager, model = loaded(path, dtype=dtype), loaded(path, dtype=dtype)
-    harnesses = ModelHarness(eager), ModelHarness(model)
-    record(model, harnesses[1])
-    ids = torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+    harnesses, ids = plain_and_recorded(checkpoint(name), dtype)
     steps = [
         ({0: ids[:30]}, []),
         ({0: ids[30:50], 1: ids[50:55], 2: ids[55:90]}, [3, 24, 57, 59]),

@@ -3,10 +3,9 @@
 // Between two programs an interpreter takes a millisecond on a processor whose caches have just seen a whole model: most
 // of what it touches comes from memory. Here nothing is between them.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
 #include "program.h"
 
@@ -47,8 +46,6 @@ struct DecodeArgs {
   const DecodeGroup* groups;
 };
 
-enum class Outcome : int64_t { chosen, other_rows, not_finite };
-
 // Tables are read before the programs check what they are given: a position behind their ends is not for here.
 bool has_one_token_each(const DecodeArgs& args) {
   for (int64_t i = 0; i < args.num_rows; ++i) {
@@ -79,32 +76,21 @@ void gather(const DecodeArgs& args) {
   }
 }
 
-Outcome decode(const DecodeArgs& args) {
-  if (!has_one_token_each(args)) return Outcome::other_rows;
+// Whether all have a token now.
+bool decode(const DecodeArgs& args) {
+  if (!has_one_token_each(args)) return false;
   const int64_t n = args.num_rows;
   gather(args);
   args.forward->run({n, n}, std::nullopt);
   std::memcpy(args.hidden_of_logits, args.hidden, n * args.hidden_bytes);
   args.logits->run({n, 0}, std::nullopt);
   args.choice->run({n, n}, std::nullopt);
-  for (int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(args.greatest[i])) return Outcome::not_finite;
-  }
-  return Outcome::chosen;
+  return std::all_of(args.greatest, args.greatest + n, [](float logit) { return std::isfinite(logit); });
 }
-
-thread_local std::string last_error;
 
 }  // namespace
 }  // namespace quire
 
-#define QUIRE_EXPORT __attribute__((visibility("default")))
-extern "C" QUIRE_EXPORT const char* quire_decode(const void* args, int64_t* outcome) {
-  try {
-    *outcome = static_cast<int64_t>(quire::decode(*static_cast<const quire::DecodeArgs*>(args)));
-    return nullptr;
-  } catch (const std::exception& error) {
-    quire::last_error = error.what();
-    return quire::last_error.c_str();
-  }
+extern "C" __attribute__((visibility("default"))) const char* quire_decode(const void* args, bool* are_chosen) {
+  return quire::error_of([&] { *are_chosen = quire::decode(*static_cast<const quire::DecodeArgs*>(args)); });
 }

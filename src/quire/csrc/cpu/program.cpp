@@ -104,6 +104,11 @@ void perform(std::unique_ptr<Step> step, const Extent& extent) {
   run_crew(threads_for(step->work(extent)), [&](Crew& crew) { step->run(extent, crew); });
 }
 
+const char* kept_error(const std::exception& error) {
+  last_error = error.what();
+  return last_error.c_str();
+}
+
 bool is_recording() { return recording != nullptr; }
 
 Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
@@ -131,7 +136,7 @@ Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
 
 }  // namespace quire
 
-// Called through ctypes by worker/kernels/cpu/library.py. Errors come back as text: no exception crosses into C.
+// Called through ctypes by worker/kernels/cpu/library.py. Errors come back as text.
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 extern "C" {
 QUIRE_EXPORT void quire_record_begin(int64_t max_tokens) {
@@ -151,14 +156,8 @@ QUIRE_EXPORT bool quire_program_can_narrow(const void* program) {
 // `wanted`: null, or the numbers of the tokens whose results are read.
 QUIRE_EXPORT const char* quire_program_run(const void* program, int64_t tokens, int64_t sequences,
                                            const int64_t* wanted, int64_t num_wanted) {
-  try {
-    std::optional<quire::Tokens> some;
-    if (wanted != nullptr) some = {wanted, num_wanted};
-    static_cast<const quire::Program*>(program)->run({tokens, sequences}, some);
-    return nullptr;
-  } catch (const std::exception& error) {
-    quire::last_error = error.what();
-    return quire::last_error.c_str();
-  }
+  std::optional<quire::Tokens> some;
+  if (wanted != nullptr) some = quire::Tokens{wanted, num_wanted};
+  return quire::error_of([&] { static_cast<const quire::Program*>(program)->run({tokens, sequences}, some); });
 }
 }

@@ -1,6 +1,7 @@
 // A program: the steps of a model's forward pass, recorded once and run for any number of tokens without Python.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -47,5 +48,18 @@ class Program {
   std::vector<Stage> stages_;
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
 };
+
+// Keeps what was thrown as text, for a function that is called through ctypes: no exception crosses into C.
+const char* kept_error(const std::exception& error);
+
+// Null, or what `run` threw.
+template <class Run> const char* error_of(const Run& run) {
+  try {
+    run();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return kept_error(error);
+  }
+}
 
 }  // namespace quire

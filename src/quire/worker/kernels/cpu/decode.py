@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from quire.worker.kernels.cpu import library
 
-_CHOSEN = 0
-
 
 class DecodeGroup(NamedTuple):
     """Addresses and strides, as DecodeGroup of the library names them."""
@@ -58,11 +56,11 @@ class DecodeCall:
         self._groups = (ctypes.c_int64 * len(numbers))(*numbers)
         args = args._replace(num_groups=len(groups), groups=ctypes.addressof(self._groups))
         self._args = (ctypes.c_int64 * len(args))(*args)
-        self._outcome = ctypes.c_int64()
+        self._are_chosen = ctypes.c_bool()
 
     def run(self) -> bool:
         """False: these rows are to be computed in another way, and nothing of this counts."""
-        error = self._library.quire_decode(self._args, ctypes.byref(self._outcome))
+        error = self._library.quire_decode(self._args, ctypes.byref(self._are_chosen))
         if error is not None:
             raise RuntimeError(error.decode())
-        return self._outcome.value == _CHOSEN
+        return self._are_chosen.value
