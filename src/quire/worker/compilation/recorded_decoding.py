@@ -1,8 +1,7 @@
 """Steps in which the rows of the last one get a token each, and ask for nothing else, by one call of the library.
 
-What a step does beside its programs takes a millisecond where the model has just passed through all caches, which is a
-tenth of the time of a token of few bits. Most steps are of this kind. They are computed here, with the same kernels and
-so the same bits.
+What a step does beside its programs takes a millisecond and more where the model has just passed through all caches.
+Most steps are of this kind. They are computed here, with the same kernels and so the same bits.
 
 Owns the arguments of the call. Must never change the row table. Called by StepComputation.
 """
