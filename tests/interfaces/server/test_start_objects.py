@@ -3,7 +3,16 @@
 import gc
 import weakref
 
+import pytest
+
 from quire.interfaces.server.life.process import set_aside
+
+
+@pytest.fixture(autouse=True, scope="module")
+def objects_of_the_tests():
+    """What tests/conftest.py has set aside comes back with what a server has."""
+    yield
+    gc.freeze()
 
 
 class Ring:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ def import_worker() -> None:
 
     Nothing that is made meanwhile is garbage, and to look through it again and again takes a tenth of that second.
     """
+    is_first = sys.modules.get("quire.worker.worker") is None
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -30,7 +32,8 @@ def import_worker() -> None:
         import quire.worker.worker  # noqa: F401 - the core itself knows no torch
     finally:
         if is_collecting:
-            _count_as_old()
+            if is_first:
+                _count_as_old()
             gc.enable()
 
 
