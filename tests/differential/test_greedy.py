@@ -87,7 +87,7 @@ def check(tokens: list[list[int]], references: list[Reference], what: str) -> No
 )
 def test_tokens_equal_transformers(checkpoint: Checkpoint, setting: str) -> None:
     path, prompts, references = checkpoint
-    core = real_core(path, kv_cache_memory_bytes=2**26, **SETTINGS[setting])
+    core = real_core(path, kv_cache_memory_bytes=2**23, **SETTINGS[setting])
     check(generate_greedy(core, prompts, NUM_TOKENS), references, setting)
     assert core.statistics()["num_blocks_held"] == 0
     core.shutdown()
@@ -95,7 +95,7 @@ def test_tokens_equal_transformers(checkpoint: Checkpoint, setting: str) -> None
 
 def test_tokens_equal_transformers_with_a_warm_prefix_cache(checkpoint: Checkpoint) -> None:
     path, prompts, references = checkpoint
-    core = real_core(path, kv_cache_memory_bytes=2**26, block_size=8)
+    core = real_core(path, kv_cache_memory_bytes=2**23, block_size=8)
     generate_greedy(core, prompts, NUM_TOKENS)
     assert core.statistics()["num_prefix_hit_tokens_total"] == 0
     check(generate_greedy(core, prompts, NUM_TOKENS), references, "warm")
