@@ -1,6 +1,5 @@
 """What `quire plan` says about weights is what they weigh when they are loaded."""
 
-import functools
 import json
 
 import pytest
@@ -39,14 +38,22 @@ SCHEMES = [None, "int8", "int4"]
 
 
 @pytest.fixture(scope="module")
-def source_of(tmp_path_factory):
-    """Each is written once."""
-    return functools.cache(lambda name: make_checkpoint(tmp_path_factory.mktemp(name), name, **SIZES))
+def checkpoint_of(tmp_path_factory):
+    """Of a family and sizes; each is written once, and nobody writes into it."""
+    made = {}
+
+    def checkpoint(name, sizes):
+        key = name, repr(sizes)
+        if key not in made:
+            made[key] = make_checkpoint(tmp_path_factory.mktemp(name), name, **sizes)
+        return made[key]
+
+    return checkpoint
 
 
 @pytest.fixture(params=SOURCES)
-def source(request, source_of):
-    return source_of(request.param)
+def source(request, checkpoint_of):
+    return checkpoint_of(request.param, SIZES)
 
 
 @pytest.mark.parametrize("name", ["phi", "phi3", "olmo3", "ministral3", "starcoder2", "apertus", "nemotron", "arcee"])
@@ -157,11 +164,11 @@ EXPERTS = {
 
 
 @pytest.fixture
-def sparse(request, tmp_path):
+def sparse(request, checkpoint_of):
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
-    return make_checkpoint(tmp_path / "plain", request.param, **sizes)
+    return checkpoint_of(request.param, sizes)
 
 
 # what turns latent vectors is a large part
@@ -169,7 +176,7 @@ WIDE_LATENT = {"kv_lora_rank": 256, "qk_nope_head_dim": 128, "v_head_dim": 128, 
 
 
 @pytest.fixture
-def sparse_gguf(request, tmp_path):
+def sparse_gguf(request, checkpoint_of):
     pytest.importorskip("gguf")
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
     sizes |= {"moe_intermediate_size": 256, "q_lora_rank": 256} if "moe_intermediate_size" in sizes else {}
@@ -177,15 +184,15 @@ def sparse_gguf(request, tmp_path):
     sizes |= WIDE_LATENT if request.param == "deepseek_v2" else {}
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
-    return make_checkpoint(tmp_path / "plain", request.param, **sizes)
+    return checkpoint_of(request.param, sizes)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, tmp_path):
+def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, checkpoint_of):
     kinds = ["sliding_attention", "full_attention"]
     sizes = {"num_hidden_layers": 4, "layer_types": kinds * 2, "head_dim": 64, "global_head_dim": 128}
     inputs = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 1024}
-    check(make_checkpoint(tmp_path, "gemma4", **{**SIZES, **sizes, **inputs}), scheme)
+    check(checkpoint_of("gemma4", {**SIZES, **sizes, **inputs}), scheme)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +222,20 @@ def test_of_experts_in_a_gguf_file(type_of, scheme, sparse_gguf, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_of_latent_attention_in_one_tensor_of_a_gguf_file(scheme, tmp_path):
+def test_of_latent_attention_in_one_tensor_of_a_gguf_file(scheme, checkpoint_of, tmp_path):
     pytest.importorskip("gguf")
     sizes = {**SIZES, "intermediate_size": 256, **EXPERTS["deepseek_v2"], **WIDE_LATENT}
-    source = make_checkpoint(tmp_path / "plain", "deepseek_v2", **sizes)
+    source = checkpoint_of("deepseek_v2", sizes)
     write_gguf(tmp_path / "model.gguf", source, "Q8_0", layout="whole kv_b")
     check(tmp_path / "model.gguf", scheme)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_what_a_step_reads_of_experts_in_a_gguf_file(kind, tmp_path):
+def test_what_a_step_reads_of_experts_in_a_gguf_file(kind, checkpoint_of, tmp_path):
     """Of the experts, those that a token asks."""
     pytest.importorskip("gguf")
     sizes = {**SIZES, **EXPERTS["qwen3_moe"]}
-    source, path = make_checkpoint(tmp_path / "plain", "qwen3_moe", **sizes), tmp_path / "model.gguf"
+    source, path = checkpoint_of("qwen3_moe", sizes), tmp_path / "model.gguf"
     write_gguf(path, source, kind)
     facts = ModelFacts.read(path)
     shape = ModelShape.of(facts.hf_config)
@@ -242,19 +249,19 @@ def test_what_a_step_reads_of_experts_in_a_gguf_file(kind, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_of_latent_attention_that_comes_quantised(scheme, tmp_path):
+def test_of_latent_attention_that_comes_quantised(scheme, checkpoint_of, tmp_path):
     """Its keys are turned, which makes them floats; 4-bit codes of the others stay."""
     sizes = {**SIZES, **EXPERTS["deepseek_v2"], **WIDE_LATENT, "first_k_dense_replace": 0}
-    source = make_checkpoint(tmp_path / "plain", "deepseek_v2", **sizes)
+    source = checkpoint_of("deepseek_v2", sizes)
     writers.write_gptq(tmp_path / "gptq", source, group=128, skipped=("lm_head", "mlp.gate"))
     check(tmp_path / "gptq", scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_of_experts_that_come_quantised(scheme, tmp_path):
+def test_of_experts_that_come_quantised(scheme, checkpoint_of, tmp_path):
     sizes = {**SIZES, "intermediate_size": 256, "layer_types": ["sliding_attention", "full_attention"]}
     sizes |= EXPERTS["gpt_oss"]
-    source = make_checkpoint(tmp_path / "plain", "gpt_oss", **sizes)
+    source = checkpoint_of("gpt_oss", sizes)
     writers.write_mxfp4(tmp_path / "mxfp4", source)
     check(tmp_path / "mxfp4", scheme)
 
