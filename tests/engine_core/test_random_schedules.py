@@ -1,6 +1,6 @@
 """Random workloads on the simulated executor: every rule after every step, and every token as it must be.
 
-The number of steps is QUIRE_RANDOM_STEPS (default 50,000). `python -m quire.testing.soak` runs as many as you like;
+The number of steps is QUIRE_RANDOM_STEPS (default 30,000). `python -m quire.testing.soak` runs as many as you like;
 `make nightly` runs 20 million. A seed that once failed stands in tests/seeds/found.txt and is run each time.
 """
 
@@ -18,7 +18,7 @@ from quire.testing.simulator.engine_settings import PLAIN_ENGINE, POLICIES
 from quire.testing.simulator.workload import Workload, check_policy
 from quire.testing.soak import FIRST_SEED, STEPS_OF_A_SEED, run_seed
 
-NUM_STEPS = int(os.environ.get("QUIRE_RANDOM_STEPS", "50000"))
+NUM_STEPS = int(os.environ.get("QUIRE_RANDOM_STEPS", "30000"))
 NUM_PARTS = 25
 NUM_STATE_PARTS = 12
 FOUND = Path(__file__).parents[1] / "seeds" / "found.txt"
