@@ -1,4 +1,4 @@
-"""What of these products runs by default: of a test with many cases half. `make nightly` runs them all.
+"""What of these products runs by default: of a test with many cases a third. `make nightly` runs them all.
 
 They took a fifth of the default run's time, and most cases differ by one model or one way of scheduling. Every value
 of a parameter stays in some case of its file.
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     times_taken: dict[Path, Counter[Parts]] = defaultdict(Counter)
     left: list[pytest.Item] = []
     for cases in cases_by_test.values():
-        num_daily = len(cases) if len(cases) <= _FEW_CASES else (len(cases) + 1) // 2
+        num_daily = min(len(cases), max(_FEW_CASES, -(-len(cases) // 3)))
         daily = least_known([_parts_of(case) for case in cases], num_daily, times_taken[cases[0].path])
         left += [case for number, case in enumerate(cases) if number not in daily]
     for case in left:
