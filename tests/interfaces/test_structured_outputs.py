@@ -169,12 +169,14 @@ def test_greedy_output_is_that_of_a_plain_loop_with_the_same_mask(llm, expected)
         if params.structured_outputs is None or params.temperature or isinstance(params, BeamSearchParams):
             continue
         matcher = CompiledForm(params.structured_outputs, tokenizer).hard
-        ids, said = llm.renderer.encode(prompt), []
+        step, said, cache = llm.renderer.encode(prompt), [], None
         while len(said) < params.max_tokens and not (said and said[-1] in ends):
             with torch.no_grad():
-                logits = model(torch.tensor([ids + said])).logits[0, -1]
+                result = model(torch.tensor([step]), past_key_values=cache, use_cache=True)
+            logits, cache = result.logits[0, -1], result.past_key_values
             logits[torch.from_numpy(~allowed_by(matcher, len(logits)))] = -torch.inf
-            said.append(int(logits.argmax()))
+            step = [int(logits.argmax())]
+            said += step
             matcher.consume_token(said[-1])
         assert outputs[0][0] == said, params.structured_outputs
         num_compared += 1
