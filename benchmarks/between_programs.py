@@ -1,8 +1,9 @@
-"""A token of one stream where a step is one call of the library, and where Python is between its programs.
+"""A token of one stream: where Python is between a step's programs, a step is one call of the library, or several
+tokens are.
 
     python benchmarks/between_programs.py MODEL [--quantization int8] [--rounds 9]
 
-Both ways take turns in one engine, so that other work and the machine's memory treat them alike. Milliseconds: a token,
+The ways take turns in one engine, so that other work and the machine's memory treat them alike. Milliseconds: a token,
 and what of it is spent outside of the library; medians of the rounds, lowest and highest.
 """
 
@@ -50,20 +51,30 @@ async def measured(options: argparse.Namespace) -> dict[str, list[tuple[float, f
     clock = Clock()
     clock.watch(Program, "run")
     clock.watch(DecodeCall, "run")
-    ways: dict[str, Any] = {"one call": StepComputation._decoded, "Python between": lambda *arguments: None}
+    decoded = StepComputation._decoded
+    ways: dict[str, Any] = {"Python between": lambda *arguments: None, "one call": decoded, "bursts": decoded}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     parameters = SamplingParams(temperature=0, max_tokens=_NUM_TOKENS, ignore_eos=True)
-    engine = AsyncLLM(model=options.model, quantization=options.quantization, max_model_len=1024, engine_process=False)
+    engine = AsyncLLM(
+        model=options.model,
+        quantization=options.quantization,
+        max_model_len=1024,
+        engine_process=False,
+        # shorter than any token: who reads each of them gets them one by one
+        burst_time=1e-6,
+    )
     async with engine:
         for number in range(-1, options.rounds):
             for way in random.sample(list(ways), len(ways)):
                 StepComputation._decoded = ways[way]  # type: ignore[method-assign]
                 prompt = [random.randrange(1000) for _ in range(8)]
                 moments = []
-                async for _ in engine.generate({"prompt_token_ids": prompt}, parameters, f"{way} {number}"):
-                    moments.append((time.perf_counter(), clock.seconds))
-                (start, inside), (end, all_inside) = moments[_SKIPPED], moments[-1]
-                count = len(moments) - 1 - _SKIPPED
+                stream = engine.generate({"prompt_token_ids": prompt}, parameters, in_bursts=way == "bursts")
+                async for output in stream:
+                    moments.append((time.perf_counter(), clock.seconds, len(output.outputs[0].token_ids)))
+                start, inside, first = next(moment for moment in moments if moment[2] > _SKIPPED)
+                end, all_inside, last = moments[-1]
+                count = last - first
                 token = 1e3 * (end - start) / count
                 if number >= 0:
                     found[way].append((token, token - 1e3 * (all_inside - inside) / count))
@@ -80,8 +91,10 @@ def main() -> None:
     for way, rounds in found.items():
         cells = [f"{statistics.median(of):.2f} ({min(of):.2f} to {max(of):.2f})" for of in zip(*rounds, strict=True)]
         print(f"| {way} | {' | '.join(cells)} |")
-    ratios = [one[0] / other[0] for one, other in zip(*found.values(), strict=True)]
-    print(f"one call takes {statistics.median(ratios):.3f} of the time ({min(ratios):.3f} to {max(ratios):.3f})")
+    plain, *others = found.items()
+    for way, rounds in others:
+        ratios = [one[0] / other[0] for one, other in zip(rounds, plain[1], strict=True)]
+        print(f"{way}: {statistics.median(ratios):.3f} of the first ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def load(settings: dict[str, Any]) -> Any:
     def generate(request: Request) -> Recorder:
         work = Work(request.prompts, request.output_lengths, request.num_answers, request.beam_width)
         recorder = Recorder(len(request.prompts))
-        outcome = loop.run_until_complete(perform(engine, work, seed=0, clock=time.perf_counter))
+        # as other drivers do: their engines hand over tokens without waiting for anybody to read them
+        outcome = loop.run_until_complete(perform(engine, work, seed=0, clock=time.perf_counter, in_bursts=True))
         recorder.arrivals = [
             [(now - recorder.start, count) for now, count in timeline.arrivals] for timeline in outcome.timelines
         ]

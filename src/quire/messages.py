@@ -192,6 +192,8 @@ class EngineRequest(Message):
     tenant: Tenancy | None = None
     # so many tokens each sequence may sample before somebody outside has looked at them (PermitTokens); None: all
     permitted: int | None = None
+    # nobody looks at an answer before it is whole: several tokens may take longer until they come, together
+    in_bursts: bool = False
 
 
 class ExtendRequest(Message):
@@ -387,6 +389,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_classified: bool = False
     label_token_ids: list[int] = []
     second_start: int = 0
+    in_bursts: bool = False
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):
@@ -439,6 +442,9 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     block_copies: np.ndarray = NO_PAIRS
     rows: np.ndarray = NO_INTS
     num_tokens: np.ndarray = NO_INTS
+    # Tokens that each row may get: above 1 where all of them sample and run on. How many come is up to the worker,
+    # within the blocks that the rows have; the answer says of those behind the first what it says of right drafts.
+    most_tokens: int = 1
     step_data: dict[str, Any] = {}
 
     @property
@@ -492,7 +498,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     failures: dict[int, str] = {}
     blamed: list[int] = []  # those of them that failed by what their requests asked for
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
-    # after the step, new drafts included, of rows that had drafts before it, were asked for some, or get a token later
+    # after the step, new drafts included, of rows that had drafts before it, were asked for some, get a token later, or
+    # have got several
     speculated: np.ndarray = no_columns(5)
     # columns (row, token) of the drafts that stand behind these rows now, for stages of a pipeline that draft nothing
     drafts: np.ndarray = no_columns(2)

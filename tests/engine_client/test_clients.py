@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from contextlib import contextmanager
 from itertools import chain
 
@@ -111,6 +112,20 @@ def test_what_comes_during_a_control_call_is_not_lost(own_process: bool):
         for _ in range(10):
             client.control("statistics")
         assert tokens_of_all(client) == {1: [5, 6, 7, 5, 6, 7, 5, 6]}
+
+
+@LINKS
+def test_a_long_step_sees_what_arrives(own_process: bool):
+    with sync_client(own_process) as client:
+        client.add(request(1, max_tokens=200))
+        client.control("await_arrival")
+        for number in range(2, 30):
+            client.add(request(number))
+            time.sleep(0.01)
+        assert client.control("statistics")["came_in_step"]
+        # what has arrived was taken when the last steps looked
+        assert len(tokens_of_all(client)) == 29
+        assert not client.control("statistics")["has_arrivals"]
 
 
 @LINKS

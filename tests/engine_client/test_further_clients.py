@@ -29,6 +29,7 @@ from quire.messages import (
     first_request_id_of,
     sequence_id_of,
 )
+from quire.processes.arrivals import Arrivals
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_core import FakeCore
 from quire.testing.fake_llm import fake_link
@@ -96,7 +97,7 @@ def test_one_that_comes_later_hears_what_the_cache_holds():
             return CacheChanged(stored=[3, 5])
 
     context = zmq.Context()
-    clients = FurtherClients(context, zmq.Poller())
+    clients = FurtherClients(context, zmq.Poller(), Arrivals())
     clients.serve(CoreDriver(FilledCore(vocab_size=300)))
     folder = fresh_folder()
     link = AttachedLink(folder)

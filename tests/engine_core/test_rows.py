@@ -20,8 +20,20 @@ from quire.engine_core.rows import Rows
 def test_a_promise_counts_where_the_later_step_reaches_the_last_token(
     granted: int, growth: int, computed: int, total: int
 ) -> None:
+    assert settled(64, granted, growth) == (computed, total)
+
+
+@pytest.mark.parametrize(("max_total", "total"), [(31, 31), (32, 31), (33, 32)])
+def test_nothing_is_promised_behind_the_last_token_but_one(max_total: int, total: int) -> None:
+    """It was promised when nobody knew how many tokens the step before would bring."""
+    assert settled(max_total, 2, 1) == (31, total)
+
+
+def settled(max_total: int, granted: int, growth: int) -> tuple[int, int]:
+    """(computed, total) where 29 of 31 tokens are computed, and so much was decided since."""
     rows = Rows(1, 64)
     row = rows.take(0, 0, 0, np.arange(31, dtype=np.int32))
+    rows.set_limits(row, max_total, 0)
     one = np.array([row])
     rows.settle_drafts(one, np.array([29]), np.array([31]), 0, np.array([granted]), np.array([growth]))
-    assert (int(rows.num_computed[row]), int(rows.num_total[row])) == (computed, total)
+    return int(rows.num_computed[row]), int(rows.num_total[row])

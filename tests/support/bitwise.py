@@ -62,8 +62,13 @@ class BookOfBits:
 
         def decode(rows: np.ndarray, *arguments: Any) -> np.ndarray | None:
             tokens: np.ndarray | None = next_tokens(rows, *arguments)
-            for place, row in enumerate([] if tokens is None else rows.tolist()):
-                self._compare(table.token_ids[row, : table.num_computed[row] + 1], model.forward.hidden[place])
+            if tokens is None:
+                return None
+            for place, row in enumerate(rows.tolist()):
+                before = table.token_ids[row, : table.num_computed[row] + 1]
+                # of a step of several tokens the states of the last one are there
+                sequence = np.concatenate([before, tokens[:-1, place].astype(before.dtype)])
+                self._compare(sequence, model.forward.hidden[place])
             return tokens
 
         computation.batches.build = build_and_keep

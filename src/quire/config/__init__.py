@@ -1,6 +1,6 @@
 """Options declared once, their resolution into one frozen configuration, and the facts of a model's config.json."""
 
-from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import BurstTimes, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.kv_store import shared_key
 from quire.config.model_facts import ModelFacts
@@ -11,6 +11,7 @@ from quire.config.speculation import SpeculationConfig
 
 __all__ = [
     "EMBEDDED",
+    "BurstTimes",
     "EngineConfig",
     "EngineOptions",
     "KVConnectorConfig",

@@ -19,6 +19,7 @@ SLICES_OF_A_SUM = 8
 
 
 TIERED = "tiered"
+_MOST_TOKENS_OF_BURST = 32
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,20 @@ class KVConnectorConfig:
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BurstTimes:
+    """Seconds that the tokens of a row may take in one step, if it gets several: where each is read as it comes, and
+    where an answer is read whole. 0: it gets one."""
+
+    streamed: float = 0.0
+    whole: float = 0.0
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a row in one step."""
+        return _MOST_TOKENS_OF_BURST if self.streamed > 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +83,7 @@ class WorkerConfig:
     weights_fingerprint: str = ""
     # ranks that run the model together, which of them this is, and whether bits must not depend on how many there are
     grid: RankGrid = field(default_factory=RankGrid)
+    burst_times: BurstTimes = field(default_factory=BurstTimes)
     rank: int = 0
     rank_invariant: bool = False
     # who places them, mp or ray, and with ray the address at which the first one listens for the others

@@ -224,6 +224,12 @@ class EngineOptions:
         "pieces that fit into it; 0: no limit; auto, which quire serve takes: four steps of one token",
         section="scheduling", least=0, greatest=3600, unit="seconds",
     )  # fmt: skip
+    burst_time: float = option(
+        0.02, "tokens of short steps of a CPU come together, as many as are computed in this time, such as 20ms; those "
+        "of answers that are read whole in 200ms; whoever comes meanwhile ends that; a target between tokens that is "
+        "given shortens it; 0: each token alone",
+        section="scheduling", least=0, greatest=1, unit="seconds",
+    )  # fmt: skip
     async_scheduling: bool | None = option(
         None, "decide the next step while one runs; by default yes, unless a step is too short to hide anything",
         section="scheduling",

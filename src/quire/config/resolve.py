@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 from importlib.metadata import version
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.arithmetic import has_experts
-from quire.config.engine_config import SLICES_OF_A_SUM, TIERED, EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import (
+    SLICES_OF_A_SUM,
+    TIERED,
+    BurstTimes,
+    EngineConfig,
+    KVConnectorConfig,
+    WorkerConfig,
+)
 from quire.config.engine_options import EngineOptions
 from quire.config.executor_backend import resolve_executor_backend
 from quire.config.generation_config import NONE, with_recommended
@@ -33,6 +41,8 @@ from quire.config.weights_fingerprint import weights_fingerprint
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
+# Seconds of tokens that come together where nobody reads them before the last. Whoever comes meanwhile ends that.
+_WHOLE_BURST = 0.2
 _SMALL_MODEL_BYTES = 48 * 2**20
 _DTYPES = ("float32", "bfloat16", "float16")
 # Options of what is kept of a token, and of what comes after it.
@@ -183,6 +193,7 @@ def _worker_config(
         enforce_eager=options.enforce_eager,
         seed=options.seed,
         grid=decisions.grid,
+        burst_times=_burst_times(options, decisions),
         executor_backend=decisions.executor_backend,
         host_ip=options.host_ip,
         rank_invariant=options.rank_invariant,
@@ -402,6 +413,14 @@ def _has_two_sets_of_angles(hf_config: dict[str, Any]) -> bool:
     """longrope, once called su or yarn: one for short and one for long sequences, and a start chooses between them."""
     config = str(hf_config)
     return any(word in config for word in ("longrope", "'su'", "long_factor"))
+
+
+def _burst_times(options: EngineOptions, decisions: _Decisions) -> BurstTimes:
+    """Several ranks would each look at a clock of their own, and drafts bring several tokens a step themselves."""
+    if not options.burst_time or decisions.grid.size > 1 or decisions.speculation is not None:
+        return BurstTimes()
+    streamed = min(options.burst_time, options.target_inter_token_latency or math.inf)
+    return BurstTimes(streamed, max(streamed, _WHOLE_BURST))
 
 
 def _grid(options: EngineOptions) -> RankGrid:

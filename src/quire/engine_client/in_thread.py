@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quire.messages import EngineOutputs, ToClient, ToCore
+from quire.processes.arrivals import Arrivals
 
 if TYPE_CHECKING:
     from quire.engine_client.replica_link import Loss
@@ -48,11 +49,16 @@ class InThreadLink:
         self._bell_in, self._bell_out = socket.socketpair()
         self._bell_in.setblocking(False)
         self._bell_out.setblocking(False)
+        self._arrivals = Arrivals()
+        self._has_arrivals = False
         self._thread = threading.Thread(target=self._run, name="quire-engine-core", daemon=True)
         self._thread.start()
 
     def send(self, *messages: ToCore) -> None:
         self._inbox.put(messages)
+        self._arrivals.ring()
+        # last: whoever sees this hushes the bell, and then takes the messages
+        self._has_arrivals = True
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         while not self._is_closing:
@@ -81,8 +87,9 @@ class InThreadLink:
         if self._is_closing:
             return
         self._is_closing = True
-        self._inbox.put(())
+        self.send()
         self._thread.join(_CLOSE_SECONDS)
+        self._arrivals.close()
         self._bell_in.close()
         self._bell_out.close()
 
@@ -103,24 +110,32 @@ class InThreadLink:
             self._post([failure_at_start(error)])
             return
         try:
+            driver.core.watch_arrivals(self._arrivals.descriptor)
             while not driver.is_dead and not self._is_closing:
                 driver.times.begin()
                 self._post(driver.take())
                 driver.times.ends("deliver")
-                self._handle_inbox(driver)
-                driver.step()
+                if self._handle_inbox(driver):
+                    self._arrivals.hurry(driver.step)
+                else:
+                    driver.step()
             self._post(driver.take())
         finally:
             driver.shutdown()
 
-    def _handle_inbox(self, driver: CoreDriver) -> None:
-        """All that has come; waits for something if the core has nothing to do."""
+    def _handle_inbox(self, driver: CoreDriver) -> bool:
+        """All that has come; waits for something if the core has nothing to do. Whether there was anything."""
         seconds = driver.tend()
         if not driver.has_work:
             with contextlib.suppress(queue.Empty):
                 self._handle(driver, self._inbox.get(timeout=seconds))
+        has_come = self._has_arrivals
+        if has_come:
+            self._has_arrivals = False
+            self._arrivals.hush()
         while not self._inbox.empty():
             self._handle(driver, self._inbox.get())
+        return has_come
 
     def _handle(self, driver: CoreDriver, messages: tuple[ToCore, ...]) -> None:
         driver.times.begin()

@@ -63,6 +63,9 @@ class Core(Protocol):
         """Has `on_step` called before each step: what was decided, and the work of all steps under way with it, in
         tokens."""
 
+    def watch_arrivals(self, descriptor: int) -> None:
+        """Has a step in which rows get several tokens end early as soon as something can be read there."""
+
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.engine_core.cache_feed import CacheFeed
-from quire.engine_core.executor.executor import STEP_TIMES, Executor, PendingStep
+from quire.engine_core.executor.executor import STEP_TIMES, WATCH_ARRIVALS, Executor, PendingStep
 from quire.engine_core.idle_memory import IdleMemory, NoIdleMemory
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.leap import Join, Room
@@ -214,6 +214,11 @@ class EngineCore:
 
     def _observe(self, observer: StepObserver) -> None:
         self._observers = StepObservers((*self._observers.observers, observer))
+
+    def watch_arrivals(self, descriptor: int) -> None:
+        """Has a step in which rows get several tokens end early as soon as something can be read there."""
+        if self.scheduler.most_tokens > 1:
+            self.executor.control(WATCH_ARRIVALS, {"descriptor": descriptor})
 
     def watch_cache(self, tell: Callable[[CacheChanged], None], name: Callable[[bytes], int] | None = None) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for. `name`: how a

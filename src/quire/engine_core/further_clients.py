@@ -40,6 +40,7 @@ from quire.messages import (
     split_sequence_id,
 )
 from quire.observability.step_times import NoStepTimes
+from quire.processes.arrivals import Arrivals
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,10 @@ class _Client:
 class FurtherClients:
     """None at first. Used by the loop of the core's process, between two steps."""
 
-    def __init__(self, context: zmq.Context[Any], poller: zmq.Poller) -> None:
+    def __init__(self, context: zmq.Context[Any], poller: zmq.Poller, arrivals: Arrivals) -> None:
+        """`poller`: what the loop sleeps at, and `arrivals`: what a long step looks at."""
         self._context = context
+        self._arrivals = arrivals
         self._poller = poller
         self._driver: CoreDriver | None = None
         self.clients: dict[int, _Client] = {}
@@ -92,6 +95,7 @@ class FurtherClients:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(endpoint)
         self._poller.register(socket, zmq.POLLIN)
+        self._arrivals.watch(socket.fileno())
         client = self.clients[number] = _Client(number, socket, self._driver.times)
         # how it was built is told once
         core = self._driver.core
@@ -109,6 +113,7 @@ class FurtherClients:
         if client is None:
             return 0
         self._poller.unregister(client.socket)
+        self._arrivals.forget(client.socket.fileno())
         client.socket.close()
         if client.open:
             self._driver.handle(AbortRequests(request_ids=list(client.open)))
@@ -121,16 +126,19 @@ class FurtherClients:
 
     # ------------------------------------------------------------------------------------------ messages in
 
-    def hand_to(self, driver: CoreDriver, on_done: Callable[[], None]) -> None:
-        """Everything that has arrived."""
+    def hand_to(self, driver: CoreDriver, on_done: Callable[[], None]) -> bool:
+        """Everything that has arrived. Whether there was anything."""
+        has_come = False
         for client in list(self.clients.values()):
             while True:
                 try:
                     frame = client.socket.recv(zmq.NOBLOCK)
                 except zmq.Again:
                     break
+                has_come = True
                 self._take(client, frame, driver)
                 on_done()
+        return has_come
 
     def _take(self, client: _Client, frame: bytes, driver: CoreDriver) -> None:
         try:

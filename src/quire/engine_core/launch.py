@@ -220,6 +220,7 @@ def make_scheduler(
         constraints=_constraints(config, num_cohorts),
         prerequisites=prerequisites,
         sees_all=config.facts.sees_all,
+        most_tokens=config.worker.burst_times.most_tokens,
     )
 
 

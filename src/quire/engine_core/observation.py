@@ -118,10 +118,11 @@ class Observation:
             return nothing
         # where more steps were made in the time than were read, it is the time of those
         seconds = _RATE_SECONDS if len(steps) < _RATE_STEPS else max(now - steps[0][1], 1e-9)
+        num_tokens = sum(int(one[4].sum()) + recorder.num_more_of(one[0]) for one in steps)
         took = [recorder.end_of(step) - began for step, began, *_ in steps if recorder.end_of(step)]
         return {
             "steps_per_second": len(steps) / seconds,
-            "computed_tokens_per_second": sum(int(one[4].sum()) for one in steps) / seconds,
+            "computed_tokens_per_second": num_tokens / seconds,
             "seconds_per_step": sum(took) / len(took) if took else 0.0,
         }
 

@@ -30,6 +30,7 @@ from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, 
 from quire.observability.background_log import BackgroundHandler
 from quire.observability.logging import line_formatter
 from quire.observability.step_times import NoStepTimes
+from quire.processes.arrivals import Arrivals
 from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
@@ -72,7 +73,9 @@ class CoreSocket:
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self.further = FurtherClients(self._context, self._poller)
+        self.arrivals = Arrivals()
+        self.arrivals.watch(self._socket.fileno())
+        self.further = FurtherClients(self._context, self._poller, self.arrivals)
 
     def has_met_its_parent(self) -> bool:
         """Waits for it. ZeroMQ's threads of both sides do it, whatever the parent is busy with."""
@@ -84,6 +87,7 @@ class CoreSocket:
     def watch(self, descriptor: int) -> None:
         """`wait` also returns when there is something to read here."""
         self._poller.register(descriptor, zmq.POLLIN)
+        self.arrivals.watch(descriptor)
 
     def wait(self, seconds: float | None) -> None:
         """Until something has arrived, at most so long; this alone counts as rest."""
@@ -103,21 +107,24 @@ class CoreSocket:
         else:
             self.send(message)
 
-    def hand_to(self, driver: CoreDriver) -> None:
-        """Everything that has arrived."""
+    def hand_to(self, driver: CoreDriver) -> bool:
+        """Everything that has arrived. Whether there was anything."""
         self.times.begin()
+        has_come = False
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            has_come = True
             self._pulse.receives()
             self._take(frame, driver)
             self._pulse.has_done()
         if self.further.clients:
             # not counted as received: the pulse is compared with what the first client has sent
-            self.further.hand_to(driver, self._pulse.has_done)
+            has_come |= self.further.hand_to(driver, self._pulse.has_done)
         self.times.ends("receive")
+        return has_come
 
     def _take(self, frame: bytes, driver: CoreDriver) -> None:
         try:
@@ -140,6 +147,7 @@ class CoreSocket:
             driver.handle(AbortRequests(request_ids=[split_sequence_id(answer.ends[0].sequence_id)[0]]))
 
     def close(self) -> None:
+        self.arrivals.close()
         self.further.close()
         self._socket.close()
         self._context.term()
@@ -148,6 +156,7 @@ class CoreSocket:
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
     driver.core.watch_steps(pulse.begins)
+    driver.core.watch_arrivals(link.arrivals.descriptor)
     for descriptor in driver.core.loss_descriptors():
         link.watch(descriptor)
     link.further.serve(driver)
@@ -158,8 +167,10 @@ def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWr
         seconds = driver.tend()
         if not driver.has_work:
             link.wait(seconds)
-        link.hand_to(driver)
-        driver.step()
+        if link.hand_to(driver):
+            link.arrivals.hurry(driver.step)
+        else:
+            driver.step()
         pulse.has_done()
     failpoint("end_asked")
     _send_all(driver, link)

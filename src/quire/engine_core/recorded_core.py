@@ -139,6 +139,7 @@ class RecordedCore:
         self._clock = clock
         self._ends: list[Callable[[], None]] = []
         self.watch_steps = core.watch_steps
+        self.watch_arrivals = core.watch_arrivals
         self.loss_descriptors = core.loss_descriptors
         self.tend = core.tend
         self.times = core.times

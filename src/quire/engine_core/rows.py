@@ -278,7 +278,9 @@ class Rows:
         # What was accepted is computed once more where a state has not absorbed it. A grant that was for less does not
         # reach the last token, so that what was promised behind it does not come.
         comes = (reached == totals) | is_set_back
-        self.num_total[rows] = totals + growth * comes
+        # nor what was promised before it was known that a step brings several tokens, if nothing is behind the last one
+        most = np.maximum(totals, self.max_total[rows] - 1)
+        self.num_total[rows] = np.minimum(totals + growth * comes, most)
 
     def set_stop_ids(self, row: int, ids: list[int]) -> None:
         if len(ids) > self.stop_ids.shape[1]:

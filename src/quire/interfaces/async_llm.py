@@ -426,15 +426,18 @@ class AsyncLLM:
         *,
         priority: int = 0,
         delta: bool = False,
+        in_bursts: bool = False,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The request as it grows: each output holds everything so far, or with delta=True what is new in one sequence.
 
         An asynchronous iterator as prompt is computed while it arrives; what is generated comes after its end.
         Of beams (BeamSearchParams) come the tokens that all of them share, and at the end the rest, best first.
+        in_bursts=True: several tokens may take 200 ms and come together, which is faster where one takes little time.
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
         prepared = await self._prepared(prompt, sampling_params, request_id, priority, lora_request)
+        prepared.request.in_bursts |= in_bursts
         label = prepared.label(request_id)
         gatherer = OutputGatherer(label, prepared)
         stream = self.stream(prepared, request_id=label)

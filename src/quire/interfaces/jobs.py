@@ -113,6 +113,8 @@ async def run_jobs(client: AsyncEngineClient, jobs: Sequence[Job[_T]], on_end: C
         if not running:
             over.set_result(None)
 
+    for job in jobs:
+        job.request.in_bursts = True
     at_end = {job.request.request_id for job in jobs if not job.needs_each_token}
     streams = client.open_all([job.request for job in jobs], at_end)
     for job, stream in zip(jobs, streams, strict=True):

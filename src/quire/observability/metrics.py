@@ -81,7 +81,7 @@ _NAMED: dict[str, tuple[str, str]] = {
         "The same for each request that came: its first and its last step, and all between them.",
     ),
     "num_requests_total": ("quire:num_requests_total", "Requests that came to the engine."),
-    "num_steps_total": ("quire:num_steps_total", "Steps of the engine (forward passes)."),
+    "num_steps_total": ("quire:num_steps_total", "Steps of the engine; one may bring several tokens of a row."),
     "kv_cache_usage": (
         "quire:kv_cache_usage_perc",
         "Share of the KV cache's blocks held by requests, sessions and pinned prefixes, 0 to 1.",

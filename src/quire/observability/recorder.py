@@ -78,6 +78,9 @@ class Recorder:
     def settled(self, step: int) -> None:
         """Its results are here."""
 
+    def went_on(self, step: int, num_tokens: int) -> None:
+        """It has computed so many tokens more than it was granted. Comes behind `settled`."""
+
     # ------------------------------------------------------------------------------------------ blocks
 
     def allocated(self, blocks: list[int], num_evicted: int) -> None:
@@ -117,6 +120,7 @@ class DecisionRecorder(Recorder):
         self._count: Callable[[], Counts] = lambda: (0, 0, 0, 0, 0)
         self._counts: Counts = (0, 0, 0, 0, 0)
         self._ends = array("d", bytes(8 * _NUM_ENDS))
+        self._num_more = array("q", bytes(8 * _NUM_ENDS))
         self._num_settled = 0
         self._num_evicted = self._num_copied = 0
         self._sums_at = 0.0
@@ -129,6 +133,10 @@ class DecisionRecorder(Recorder):
         """When the results of a recorded step came; 0: they have not come, or that is too long ago."""
         is_known = self._num_settled - _NUM_ENDS < step <= self._num_settled
         return self._ends[step % _NUM_ENDS] if is_known else 0.0
+
+    def num_more_of(self, step: int) -> int:
+        """Tokens that a step has computed beyond what its record says."""
+        return self._num_more[step % _NUM_ENDS] if self.end_of(step) else 0
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -191,7 +199,11 @@ class DecisionRecorder(Recorder):
 
     def settled(self, step: int) -> None:
         self._ends[step % _NUM_ENDS] = self.clock()
+        self._num_more[step % _NUM_ENDS] = 0
         self._num_settled = step
+
+    def went_on(self, step: int, num_tokens: int) -> None:
+        self._num_more[step % _NUM_ENDS] = num_tokens
 
     def _note_moves(self, decision: SchedulerOutput, now: float) -> None:
         """Of the contents of blocks."""

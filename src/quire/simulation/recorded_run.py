@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.config import EngineConfig
+from quire.config import BurstTimes, EngineConfig
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.modelled import ModelledExecutor, StepWork
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -68,7 +68,8 @@ def record(
     timer: Callable[[], float] = time.perf_counter,
 ) -> RecordedRun:
     """Runs these requests one step after the other, each from its second on, until all have ended. `timer`:
-    process_time leaves out what else the machine does."""
+    process_time leaves out what else the machine does. A step brings one token of a row, whose price is asked for."""
+    config = replace(config, worker=replace(config.worker, burst_times=BurstTimes()))
     run = RecordedRun()
     core = record_core(config, inner or make_executor(config.worker), run, timer, make_manager=make_manager)
     decided: list[SchedulerOutput] = []

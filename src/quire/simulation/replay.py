@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import builtins
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 import quire.errors
-from quire.config import EngineConfig, KVConnectorConfig
+from quire.config import BurstTimes, EngineConfig, KVConnectorConfig
 from quire.engine_core.engine_core import OF_WORKERS, EngineCore
 from quire.engine_core.executor.executor import UNRECORDED, Executor, PendingStep
 from quire.engine_core.launch import build_engine_core
@@ -55,6 +58,7 @@ from quire.simulation.differences import Difference, RowOwners, difference_of_an
 
 R = TypeVar("R", bound=RunRecord)
 _WAITS_FOR_ADAPTER_SECONDS = 600.0
+_ANY_SECONDS = 3600.0
 
 
 class _DifferenceError(Exception):
@@ -70,21 +74,36 @@ class RecordedInputs:
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._records = iter(records)
-        self._next: RunRecord | None = None
+        # read, and not taken yet
+        self._ahead: deque[RunRecord] = deque()
         self.now = 0.0
         self.step = 0
         self.difference: Difference | None = None
         self.has_ended = False
 
     def peek(self) -> RunRecord | None:
-        if self._next is None:
-            self._next = next(self._records, None)
-        return self._next
+        return next(self._following(), None)
+
+    def _following(self) -> Iterator[RunRecord]:
+        """Records that were not taken, and stay so."""
+        yield from list(self._ahead)
+        for record in self._records:
+            self._ahead.append(record)
+            yield record
+
+    def num_tokens_in(self, step: int) -> int:
+        """Tokens that each row got in a step, at most, which is about to be answered."""
+        for record in self._following():
+            if isinstance(record, Answered) and record.answer.step == step:
+                return int(np.bincount(record.answer.rows).max(initial=1))
+            if isinstance(record, (StepFailed, Died, Closed)):
+                break
+        return 1
 
     def take(self) -> RunRecord:
         record = self.peek()
         assert record is not None
-        self._next = None
+        self._ahead.popleft()
         self.now = record.at
         return record
 
@@ -252,6 +271,9 @@ def config_of(header: Header, model: str | None = None) -> EngineConfig:
     """What the core was built from, without what looks outside."""
     config = header.config
     worker = replace(config.worker, processors=None, model_path=model or config.worker.model_path)
+    if worker.burst_times.most_tokens > 1:
+        # so long that the log alone says how many tokens a step brings
+        worker = replace(worker, burst_times=BurstTimes(_ANY_SECONDS, _ANY_SECONDS))
     return replace(config, worker=worker, record=None, kv_events=None, tells_cache_changes=False, recorder_bytes=0)
 
 
@@ -286,7 +308,11 @@ class ReplayingExecutor:
         if found is not None:
             inputs.differs(found)
         self._owners.follow(recorded)
-        pending = None if self.workers is None else self.workers.execute(output)
+        pending = None
+        if self.workers is not None:
+            # a clock decided it then
+            output.most_tokens = min(output.most_tokens, inputs.num_tokens_in(output.step))
+            pending = self.workers.execute(output)
         return _ReplayedStep(self, output.step, pending)
 
     def settle(self, step: int, pending: PendingStep | None) -> StepOutput:

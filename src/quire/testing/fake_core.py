@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -43,6 +44,8 @@ from quire.testing.fake_beams import BeamTokens, FakeBeams
 from quire.testing.fake_observation import OBSERVING, observing_operations
 
 MAX_MODEL_LEN = 256
+# seconds
+_LONGEST_STEP = 20.0
 
 
 def build(config: EngineConfig) -> FakeCore:
@@ -153,6 +156,11 @@ class FakeCore:
         self.refusal: str | None = None
         self.failures: dict[int, str] = {}
         self.hold_at: float = math.inf
+        # -1: nobody tells of arrivals. What the last step saw there, and the one that waited for it.
+        self._arrivals = -1
+        self._num_steps_to_await = 0
+        self.has_arrivals = False
+        self.came_in_step = False
         self._operations: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": lambda: True,
             "statistics": self.statistics,
@@ -161,6 +169,7 @@ class FakeCore:
             "worker.prepare_form": lambda form: True,
             "worker.statistics": lambda: {"num_compiled_grammars": 1},
             "hold": self._hold,
+            "await_arrival": self._await_arrival,
             "fail_next_step": self._fail_next_step,
             "interrupt_next_step": self._interrupt_next_step,
             "fail_requests": self._fail_requests,
@@ -233,6 +242,8 @@ class FakeCore:
         if self._fails_next_step and (self._sequences or self._beams):
             raise RuntimeError("the step was told to fail")
         self._num_steps += 1
+        if self._sequences or self._beams:
+            self._look_for_arrivals()
         outputs, self._events = self._events, EngineOutputs(step=0)
         outputs.step = self._num_steps
         sequence_ids, token_ids = [], []
@@ -272,9 +283,14 @@ class FakeCore:
             "steps": self._num_steps,
             "sequences_running": len(self._sequences) + len(self._beams),
             "sequences_aborted": self._num_aborted,
+            "has_arrivals": self.has_arrivals,
+            "came_in_step": self.came_in_step,
         }
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput, int], None]) -> None: ...
+
+    def watch_arrivals(self, descriptor: int) -> None:
+        self._arrivals = descriptor
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None: ...
 
@@ -353,6 +369,18 @@ class FakeCore:
     def _hold(self, at: int | None = None) -> None:
         """Every sequence stands still at so many tokens, so that a test can act in between; None lets them go on."""
         self.hold_at = math.inf if at is None else at
+
+    def _await_arrival(self) -> None:
+        """The step after the next one is as long as it takes until something arrives."""
+        self._num_steps_to_await = 2
+
+    def _look_for_arrivals(self) -> None:
+        if self._arrivals < 0:
+            return
+        self._num_steps_to_await -= 1
+        if self._num_steps_to_await == 0:
+            self.came_in_step = bool(select.select([self._arrivals], [], [], _LONGEST_STEP)[0])
+        self.has_arrivals = bool(select.select([self._arrivals], [], [], 0)[0])
 
     def _fail_next_step(self) -> None:
         self._fails_next_step = True

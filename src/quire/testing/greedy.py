@@ -64,7 +64,7 @@ def assert_same_tokens(ours: list[int], reference: Reference, what: str) -> None
 
 def real_core(path: Path, **options: Any) -> EngineCore:
     """A core with a real worker in this process, every invariant checked after each step."""
-    defaults = {"dtype": "float32", "device": "cpu", "num_threads": 1, "check_invariants": True}
+    defaults = {"dtype": "float32", "device": "cpu", "num_threads": 1, "check_invariants": True, "burst_time": 0}
     config, _ = resolve(EngineOptions(model=str(path), **{**defaults, **options}))
     return build_engine_core(config)
 

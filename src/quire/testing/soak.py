@@ -32,12 +32,13 @@ from quire.testing.simulator.workload import Workload
 STEPS_OF_A_SEED = 400
 # The default tests run the seeds below it.
 FIRST_SEED = 5_000_000
-# Seeds from before there were mishaps, rows that are late, states, or ranges that are whole; tests/seeds/ remembers
-# some of them.
+# Seeds from before there were mishaps, rows that are late, states, ranges that are whole, or steps of several tokens;
+# tests/seeds/ remembers some of them.
 _WITHOUT_MISHAPS = range(1_000_000, 2_000_000)
 _WITHOUT_LATE_ROWS = range(1_000_000, 4_000_000)
 _WITHOUT_STATES = range(FIRST_SEED)
 _WITHOUT_RANGES = range(30_000_000)
+_WITHOUT_BURSTS = range(40_000_000)
 _SEEDS_OF_A_BATCH = 64
 _MOST_FAILURES = 20
 
@@ -107,6 +108,7 @@ def _workload(seed: int, engine: EngineSettings | None = None) -> Workload:
         has_late_rows=has_late_rows,
         has_states=has_states,
         has_ranges=seed not in _WITHOUT_RANGES,
+        has_bursts=seed not in _WITHOUT_BURSTS,
         is_chunked=seed % 3 == 2,
     )
 

@@ -25,6 +25,8 @@ from quire.worker.lazy_memory import lazy_zeros
 
 # where nobody says how many tokens there are
 _ANY_TOKEN = 1 << 31
+# of tokens that end a row; one with more of them gets a token a step
+_MOST_STOPS = 8
 
 
 class RowTable:
@@ -39,6 +41,12 @@ class RowTable:
         self.num_total = np.zeros(num_rows, dtype=np.int64)
         self.num_drafts = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
+        # For steps in which rows get several tokens: where each row ends at the latest, which tokens end it (-1: none),
+        # and whether nobody reads them before the last. The core has the last word of ends; here they say where more
+        # tokens would be in vain. A row with more stops than there is room for gets one token a step: its most is 0.
+        self.most_total = np.zeros(num_rows, dtype=np.int64)
+        self.stops = np.full((num_rows, _MOST_STOPS), -1, dtype=np.int32)
+        self.in_bursts = np.zeros(num_rows, dtype=np.bool_)
         self.is_final = np.zeros(num_rows, dtype=np.bool_)
         # False: its prompt becomes a vector (pooling.py)
         self.samples = np.ones(num_rows, dtype=np.bool_)
@@ -91,12 +99,24 @@ class RowTable:
         self.num_total[row] = num_tokens
         self.num_drafts[row] = 0
         self.num_prompt[row] = sequence.num_prompt_tokens
+        self._set_ends(sequence)
+        self.in_bursts[row] = sequence.in_bursts
         self.is_final[row] = sequence.is_final
         self.samples[row] = not sequence.pooling
         self.adapters[row] = sequence.adapter
         self.adapter_slots[row] = -1
         self.is_used[row] = True
         self.is_written[row] = False
+
+    def _set_ends(self, sequence: AdmittedSequence) -> None:
+        row, sampling = sequence.row, sequence.sampling
+        stops = [*sampling.stop_token_ids, *([] if sampling.ignore_eos else sequence.eos_token_ids)]
+        most = longest = self.token_ids.shape[1] - 1
+        if sampling.max_tokens is not None:
+            most = min(sequence.num_prompt_tokens + sampling.max_tokens, longest)
+        self.most_total[row] = most if len(stops) <= _MOST_STOPS else 0
+        self.stops[row] = -1
+        self.stops[row, : len(stops)] = stops[:_MOST_STOPS]
 
     def fork(self, fork: ForkedSequence) -> None:
         """Everything of a row is written: nothing need have said that its last sequence is gone."""
@@ -116,6 +136,9 @@ class RowTable:
         # what the child has of the parent's drafts is as little verified
         self.num_drafts[row] = max(0, num_tokens - int(self.num_verified(parent)))
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)
+        self.most_total[row] = self.most_total[parent]
+        self.stops[row] = self.stops[parent]
+        self.in_bursts[row] = self.in_bursts[parent]
         self.is_final[row] = self.is_final[parent]
         self.samples[row] = self.samples[parent]
         self.adapters[row] = self.adapters[parent]
@@ -140,6 +163,7 @@ class RowTable:
         self.num_drafts[row] = 0
         if not self.is_final[row]:  # 4.4.4, streaming prefill: what arrives before the end of the input is prompt
             self.num_prompt[row] += num_tokens
+            self.most_total[row] = min(self.most_total[row] + num_tokens, self.token_ids.shape[1] - 1)
         self.is_final[row] = appended.is_final
 
     def write_blocks(self, block_writes: IntArray) -> None:
@@ -175,7 +199,7 @@ class RowTable:
         tokens: drafts that are right, then one that is wrong, or the token after the last."""
         if not self.num_drafts[rows].any():
             self.token_ids[rows, lengths] = token_ids
-            self.num_total[rows] += 1
+            self.num_total[rows] = lengths + 1  # of a row that occurs several times that of its last token
             return
         # a recurrent state has absorbed no drafts: right ones are computed once more
         computed = np.minimum(lengths, self.num_verified(rows)) if self.num_state_blocks else lengths

@@ -24,14 +24,14 @@ from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.beside import BesideSteps
-from quire.worker.sampler.choose import DrawSettings
+from quire.worker.sampler.choose import RowDraws
 from quire.worker.sampler.plan import SamplingPlan
 from quire.worker.sampler.reading import Sampled
 from quire.worker.speculative import Drafting
 from quire.worker.state_cache import StateBatch
 from quire.worker.step_member import StepMember
 
-NextTokens: TypeAlias = Callable[[IntArray, DrawSettings | None], IntArray | None]
+NextTokens: TypeAlias = Callable[[IntArray, RowDraws | None, int], IntArray | None]
 
 
 class NotSampledError(Exception):
@@ -140,7 +140,8 @@ class StepComputation:
         times: NoStepTimes | None = None,
         next_tokens: NextTokens | None = None,
     ) -> None:
-        """`next_tokens`: computes rows with one token each and chooses the next ones, or gives None where it cannot."""
+        """`next_tokens`: computes rows with one token each and chooses the next ones, at most so many, [tokens, rows],
+        or gives None where it cannot."""
         self.model = model
         self.times = times or NoStepTimes()
         self.backend = backend
@@ -154,10 +155,10 @@ class StepComputation:
         self._inputs: ModelInputs = inputs or TokenInputs()
         self._next_tokens = next_tokens
 
-    def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
-        """These tokens of these rows, and what follows them. Changes nothing but the cache; `commit` or `undo` is next,
-        also where the exception came behind the last line of this."""
-        if (computed := self._decoded(rows, num_tokens)) is not None:
+    def compute(self, rows: IntArray, num_tokens: IntArray, most: int = 1) -> Computed:
+        """These tokens of these rows, and what follows them, at most so many tokens of each. Changes nothing but the
+        cache; `commit` or `undo` is next, also where the exception came behind the last line of this."""
+        if (computed := self._decoded(rows, num_tokens, most)) is not None:
             return computed
         batch = self._inputs.seen(self.batches.build(rows, num_tokens))
         self._states = batch.states
@@ -177,21 +178,24 @@ class StepComputation:
         except Exception as error:
             raise NotSampledError from error
 
-    def _decoded(self, rows: IntArray, num_tokens: IntArray) -> Computed | None:
+    def _decoded(self, rows: IntArray, num_tokens: IntArray, most: int) -> Computed | None:
         """Steps of the most frequent kind, in one call."""
         if self._next_tokens is None or any_is_armed() or (plan := self.sampler.plain_plan(rows)) is None:
             return None
-        lengths = self._table.num_computed[rows] + 1
-        draws = None if plan.draws is None else plan.draws.after(lengths)
         self.times.ends("prepare")
-        token_ids = self._next_tokens(rows, draws)
-        if token_ids is None:
+        token_ids_KS = self._next_tokens(rows, plan.draws, most)
+        if token_ids_KS is None:
             return None
         self.times.ends("forward")
+        lengths = self._table.num_total[rows]
         sampled = Sampled()
+        num_each = len(token_ids_KS)
+        if num_each > 1:
+            lengths = (lengths[:, None] + np.arange(num_each)).reshape(-1)
+            num_tokens = np.full_like(rows, num_each)
         sampled.lengths = lengths
-        sampled.output.rows = rows
-        sampled.output.token_ids = token_ids
+        sampled.output.rows = rows.repeat(num_each)
+        sampled.output.token_ids = token_ids_KS.T.reshape(-1)
         return Computed(rows, num_tokens, sampled)
 
     def first_half(self, row: int, num_tokens: int) -> int:
@@ -225,12 +229,20 @@ class StepComputation:
         late_rows = self.sampler.beside.late
         batch, hidden_TE = computed.batch, computed.hidden_TE
         if batch is None or hidden_TE is None:
+            if len(output.rows) > len(computed.rows_S):
+                output.speculated = self._gone_on(computed)
             return output
         if self._drafting.is_on or scheduled.step_data or late_rows:
             self.times.ends("finish")
             output.speculated = self._drafting.end_step(scheduled, batch, hidden_TE, output.rows, late_rows)
             self.times.ends("draft")
         return output
+
+    def _gone_on(self, computed: Computed) -> IntArray:
+        """Where rows stand that have got several tokens, as StepOutput.speculated says it."""
+        rows = computed.rows_S
+        num_more = computed.num_tokens_S - 1
+        return np.stack([rows, self._table.num_computed[rows], self._table.num_total[rows], num_more, num_more])
 
     def report(self, scheduled: SchedulerOutput) -> IntArray:
         """Where rows stand that had nothing to compute, as StepOutput.speculated says it."""

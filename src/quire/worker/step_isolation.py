@@ -118,7 +118,7 @@ class StepIsolation:
             return self._run_what_can_be(scheduled, rows, num_tokens)
         seconds = self._patience.of_step(int(num_tokens.sum()))
         try:
-            computed = _compute(self.computation, self._watch, rows, num_tokens, seconds)
+            computed = _compute(self.computation, self._watch, rows, num_tokens, seconds, scheduled.most_tokens)
         except Exception as error:
             return self._divide(scheduled, rows, num_tokens, error)
         return self.computation.commit(scheduled, computed)
@@ -289,11 +289,11 @@ class _Division:
 
 
 def _compute(
-    computation: StepComputation, watch: Watch, rows: IntArray, num_tokens: IntArray, seconds: float
+    computation: StepComputation, watch: Watch, rows: IntArray, num_tokens: IntArray, seconds: float, most: int = 1
 ) -> Computed:
     """Undone behind the watch: its exception may come when all is computed, and would interrupt the undoing."""
     try:
-        return watch.run(lambda: computation.compute(rows, num_tokens), seconds)
+        return watch.run(lambda: computation.compute(rows, num_tokens, most), seconds)
     except BaseException:
         computation.undo()
         raise

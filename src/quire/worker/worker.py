@@ -119,6 +119,8 @@ class Worker:
         self._runner: ModelRunner | None = None
         # steps of one token as graphs, where the device has them
         self._graphs: GraphedModel | None = None
+        # None: steps are no programs, or bring more than tokens
+        self._decoding: RecordedDecoding | None = None
         # of a stage of a pipeline that is not the last one
         self._outputs: StageOutputs | None = None
         # that were checked, and not taken yet
@@ -133,6 +135,7 @@ class Worker:
             "check_invariants": self._check_invariants,
             "measure_speculation": self._measure_speculation,
             "measure_swap": self._measure_swap,
+            "watch_arrivals": self._watch_arrivals,
             "open_vocabulary": self._grammars.open,
             "prepare_form": self._grammars.prepare,
             "give_back": lambda first, end: self._ready_runner().cache.give_back(first, end),
@@ -270,10 +273,8 @@ class Worker:
             step_sampler = self._outputs = StageOutputs(stages, table, sampler)
         layers = [*attention_layers(model).values(), *encoding_layers(model)]
         backend = next((layer.backend for layer in layers), None)
-        next_tokens = None
         if type(self._inputs) is TokenInputs and step_sampler is sampler and not drafting.is_on:
-            decoding = RecordedDecoding.of(model, table, config.block_size)
-            next_tokens = decoding.next_tokens if decoding is not None else None
+            self._decoding = RecordedDecoding.of(model, table, config.block_size, config.burst_times)
         computation = StepComputation(
             model,
             backend,
@@ -284,7 +285,7 @@ class Worker:
             self._platform,
             self._inputs,
             self._times,
-            next_tokens,
+            self._decoding.next_tokens if self._decoding is not None else None,
         )
         isolation = StepIsolation(
             computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
@@ -333,7 +334,8 @@ class Worker:
                 self._counters["num_sampled_tokens"] += len(answer.token_ids)
         output = runner.step(scheduled)
         self._counters["num_steps"] += 1
-        self._counters["num_tokens"] += scheduled.num_scheduled_tokens
+        # a step may bring more tokens than it was granted
+        self._counters["num_tokens"] += max(scheduled.num_scheduled_tokens, len(output.rows))
         self._counters["num_sampled_tokens"] += len(output.token_ids)
         self._counters["num_failures"] += len(output.failures)
         return output
@@ -383,6 +385,7 @@ class Worker:
         self._grammars.close()
         self._adapters = None
         self._graphs = None
+        self._decoding = None
         self._model = None
 
     def _open_adapters(self, model: nn.Module) -> Adapters | None:
@@ -490,6 +493,11 @@ class Worker:
         """Endless where ranks would have to lose a step together."""
         seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
         return Patience(math.inf if self._ranks.size > 1 else seconds, self._seconds_per_token)
+
+    def _watch_arrivals(self, descriptor: int) -> None:
+        """Steps in which rows get several tokens end when something can be read there."""
+        if self._decoding is not None:
+            self._decoding.watch_arrivals(descriptor)
 
     def _measure_swap(self) -> float:
         """Seconds per block and direction; 0.0 without swap space."""

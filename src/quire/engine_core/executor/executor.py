@@ -10,7 +10,8 @@ from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 GIVE_BACK = "give_back"
 RESIDENT_MEMORY = "resident_memory"
 STEP_TIMES = "step_times"
-UNRECORDED = frozenset((GIVE_BACK, RESIDENT_MEMORY, STEP_TIMES))
+WATCH_ARRIVALS = "watch_arrivals"
+UNRECORDED = frozenset((GIVE_BACK, RESIDENT_MEMORY, STEP_TIMES, WATCH_ARRIVALS))
 
 
 class PendingStep(Protocol):

@@ -216,6 +216,7 @@ class Admission:
             is_classified=request.message.is_classified,
             label_token_ids=request.message.label_token_ids,
             second_start=request.message.second_start,
+            in_bursts=request.message.in_bursts,
             media=request.media,
             adapter=request.message.adapter,
         )

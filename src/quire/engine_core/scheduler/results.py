@@ -246,10 +246,19 @@ class Results:
         for later in self.in_flight:
             granted[later.rows] += later.num_tokens
             growth[later.rows] += later.growth
+        num_expected = self._rows.num_computed[rows]
         self._rows.settle_drafts(rows, computed, totals, decided.num_changes, granted[rows], growth[rows])
+        self._count_ungranted(rows, np.maximum(self._rows.num_computed[rows] - num_expected, 0), decided.step)
         # with no draft verified it may be one that has stepped back by a token
         self._rows.doubt(rows[speculated[3] == 0], computed[speculated[3] == 0])
         self._speculation.observe(speculated)
+
+    def _count_ungranted(self, rows: IntArray, num_tokens: IntArray, step: int) -> None:
+        """Tokens that a step has computed beyond those it was granted, because it went on."""
+        num_all = int(num_tokens.sum())
+        if num_all:
+            self._recorder.went_on(step, num_all)
+            self._lifecycle.queues.shares.charge(self._rows.tenant[rows], num_tokens)
 
     # ------------------------------------------------------------------------------------------ failures
 

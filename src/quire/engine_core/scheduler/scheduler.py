@@ -81,9 +81,11 @@ class Scheduler:
         constraints: Sequence[Constraint] = (),
         prerequisites: Sequence[Prerequisite] = (),
         sees_all: bool = False,
+        most_tokens: int = 1,
     ) -> None:
         """`prerequisites`: what a request may wait for, beside blocks that come from elsewhere. `sees_all`: the tokens
-        of a prompt see each other, so that it is computed in one step."""
+        of a prompt see each other, so that it is computed in one step. `most_tokens`: that a row may get in a
+        step, if the worker finds time for them."""
         self.manager = manager
         self.rows = rows
         self.policy = policy
@@ -93,6 +95,7 @@ class Scheduler:
         self.prerequisites = Prerequisites((*prerequisites, self._transfers))
         self.budget = budget
         uncut = Uncut(self.max_num_batched_tokens)
+        self.most_tokens = most_tokens
         self._constraints = (Permits(), *constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = self.max_num_batched_tokens + manager.num_uncertain + manager.lookahead
@@ -355,11 +358,19 @@ class Scheduler:
             masked=changes.masked,
             rows=rows,
             num_tokens=num_tokens,
+            most_tokens=self.most_tokens if self._may_go_on(rows, growth) else 1,
             step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},
         )
         self.manager.take_moves_into(decision)
         self.recorder.decided(decision)
         return decision
+
+    def _may_go_on(self, rows: IntArray, growth: IntArray) -> bool:
+        """Whether these rows may get several tokens in the step: each of them grows by the one that it samples, and
+        nobody else is there."""
+        if self.most_tokens == 1 or self.rows.with_permits or len(self.running.requests) < len(self.lifecycle.requests):
+            return False
+        return len(rows) == len(self.running.rows_in_order()) and np.count_nonzero(growth) == len(rows)
 
     def _work_of(self, rows: IntArray, num_tokens: IntArray, num_granted: int) -> int:
         """What a step computes, in tokens with which a prompt begins: for who judges how long it may take. One of next

@@ -50,14 +50,18 @@ class Outcome:
         return 1.0 / per_token if per_token else None
 
 
-async def perform(engine: AsyncLLM, work: Work, seed: int = 0, clock: Clock = time.perf_counter) -> Outcome:
-    """All requests at once; the clock stops with the last token."""
+async def perform(
+    engine: AsyncLLM, work: Work, seed: int = 0, clock: Clock = time.perf_counter, *, in_bursts: bool = False
+) -> Outcome:
+    """All requests at once; the clock stops with the last token. `in_bursts`: as of AsyncLLM.generate."""
     jobs = [
         (list(prompt), _params_of(work, length, seed + number))
         for number, (prompt, length) in enumerate(zip(work.prompts, work.output_lengths, strict=True))
     ]
     start = clock()
-    timelines = await asyncio.gather(*(timeline_of(engine, prompt, params, clock) for prompt, params in jobs))
+    timelines = await asyncio.gather(
+        *(timeline_of(engine, prompt, params, clock, in_bursts=in_bursts) for prompt, params in jobs)
+    )
     return Outcome(clock() - start, list(timelines))
 
 
@@ -75,10 +79,12 @@ def _params_of(work: Work, output_length: int, seed: int) -> GenerationParams:
     )
 
 
-async def timeline_of(engine: AsyncLLM, prompt: list[int], params: GenerationParams, clock: Clock) -> Timeline:
+async def timeline_of(
+    engine: AsyncLLM, prompt: list[int], params: GenerationParams, clock: Clock, *, in_bursts: bool = False
+) -> Timeline:
     """One request, noted while it runs; tokens of all its answers count."""
     timeline = Timeline(num_prompt_tokens=len(prompt), start=clock())
-    async for output in engine.generate({"prompt_token_ids": prompt}, params, delta=True):
+    async for output in engine.generate({"prompt_token_ids": prompt}, params, delta=True, in_bursts=in_bursts):
         timeline.add(clock(), sum(len(answer.token_ids) for answer in output.outputs))
     return timeline
 

@@ -20,6 +20,7 @@ from quire.errors import UserError
 from quire.kv_connectors.connector import STEP_DATA, NoWorkerHalf, StepTransfers, WorkerHalf
 from quire.messages import NUM_DRAFTS, Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
 from quire.simulation.costs.linear import LinearCosts
+from quire.testing.simulator.bursts import SimulatedBursts
 from quire.testing.simulator.checking_cache import CheckingCache
 from quire.testing.simulator.checking_model import log_probabilities, next_tokens, pooling_vectors
 from quire.testing.simulator.connector import simulated_layout
@@ -79,6 +80,7 @@ class SimulatedExecutor:
         groups = [group for group in groups if not group.num_state_blocks]
         self.rows = SimulatedRows(len(groups), block_size, num_state_blocks)
         self.lateness = SimulatedLateness(self.rows)
+        self.bursts = SimulatedBursts(self.rows, block_size)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([[group.sliding_window or _EVERYTHING] for group in groups])
         self._is_chunked = np.array([[group.is_chunked] for group in groups])
@@ -106,6 +108,8 @@ class SimulatedExecutor:
         asked = output.step_data.get(NUM_DRAFTS)
         if asked is None and (self.drafts is None or not self._have_drafts(rows)):
             answer = self._answer(output.step, rows)
+            if output.most_tokens > 1 and self.bursts.share and len(answer.rows) == len(output.rows):
+                num_context_tokens, num_pairs = self._go_on(answer, num_context_tokens, num_pairs)
         else:
             answer = self._answer_with_drafts(output, rows, asked)
         answer.speculated = np.concatenate([answer.speculated, self.lateness.report()], axis=1)
@@ -114,7 +118,8 @@ class SimulatedExecutor:
             if transfers.spills:
                 doubtful = set(self.rows.blocks_of(np.flatnonzero(self.rows.has_failed)))
                 self.connector.spill([spill for spill in transfers.spills if spill.block not in doubtful])
-        seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens, num_pairs)
+        num_computed = max(sum(num_tokens.tolist()), len(answer.rows))
+        seconds = self._count(output, num_computed, num_context_tokens, num_pairs)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)
 
@@ -132,6 +137,8 @@ class SimulatedExecutor:
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name == "measure_swap":
             return self.costs.per_swapped_block
+        if name == "watch_arrivals":
+            return None  # a step is over before anything could come
         raise UserError(f"control {name!r}: a simulated worker has no such operation.")
 
     def loss_descriptors(self) -> tuple[int, ...]:
@@ -277,19 +284,41 @@ class SimulatedExecutor:
             candidates = self._candidates(rows[is_done & is_watched])
             is_done &= ~is_watched
         sampled = rows[is_done]
-        token_ids = np.zeros(0, dtype=np.int64)
-        if len(sampled):
-            hashes = state.last_hashes(sampled)
-            token_ids = next_tokens(hashes, state.seeds[sampled], state.is_greedy[sampled], self.vocab_size)
-            state.append(sampled, token_ids)
         return StepOutput(
             step=step,
             rows=sampled,
-            token_ids=token_ids,
+            token_ids=self._sample(sampled) if len(sampled) else np.zeros(0, dtype=np.int64),
             candidates=candidates,
             vectors=vectors,
             failures=failures,
         )
+
+    def _sample(self, rows: IntArray) -> IntArray:
+        state = self.rows
+        hashes = state.last_hashes(rows)
+        token_ids: IntArray = next_tokens(hashes, state.seeds[rows], state.is_greedy[rows], self.vocab_size)
+        state.append(rows, token_ids)
+        return token_ids
+
+    def _go_on(self, answer: StepOutput, num_context_tokens: int, num_pairs: int) -> tuple[int, int]:
+        """All rows of a step have got a token, and may get more."""
+        rows = answer.rows
+        tokens = [answer.token_ids]
+        for _ in range(self.bursts.num_more(answer.step)):
+            if not self.bursts.may_go_on(rows):
+                break
+            more_context, more_pairs = self._compute(rows, np.ones_like(rows))
+            num_context_tokens += more_context
+            num_pairs += more_pairs
+            tokens.append(self._sample(rows))
+        if len(tokens) > 1:
+            self.bursts.num_steps += 1
+            state = self.rows
+            more = np.full_like(rows, len(tokens) - 1)
+            answer.rows = rows.repeat(len(tokens))
+            answer.token_ids = np.stack(tokens, axis=1).reshape(-1)
+            answer.speculated = np.stack([rows, state.num_computed[rows], state.num_total[rows], more, more])
+        return num_context_tokens, num_pairs
 
     def _have_drafts(self, rows: IntArray) -> bool:
         """Or have had some, which they compute once more."""

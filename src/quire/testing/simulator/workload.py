@@ -119,6 +119,7 @@ class Workload:
         is_chunked: bool = False,
         has_states: bool = False,
         has_ranges: bool = False,
+        has_bursts: bool = False,
     ) -> None:
         """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them.
 
@@ -167,6 +168,10 @@ class Workload:
         by_chance = random.Random(f"late rows of {seed}")
         if has_late_rows and by_chance.random() < 0.3:
             self.core.executor.lateness.share = by_chance.choice([0.05, 0.3, 0.8])
+        by_chance = random.Random(f"bursts of {seed}")
+        if has_bursts and not sizes.num_state_blocks and not self.engine.most_drafts and by_chance.random() < 0.5:
+            self.core.scheduler.most_tokens = 32
+            self.core.executor.bursts.share = by_chance.choice([0.05, 0.5, 1.0])
         self._mishaps = Mishaps(self.checked, unlucky) if has_mishaps and unlucky.random() < 0.25 else None
         events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]
         self._events: list[Callable[[], None]] = pick.sample(events, pick.randrange(len(events) + 1))

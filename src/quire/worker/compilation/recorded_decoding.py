@@ -1,25 +1,44 @@
-"""Steps in which the rows of the last one get a token each, and ask for nothing else, by one call of the library.
+"""Steps in which the rows of the last one get tokens, and ask for nothing else, by one call of the library.
 
-What a step does beside its programs takes a millisecond and more where the model has just passed through all caches.
-Most steps are of this kind. They are computed here, with the same kernels and so the same bits.
+What a step does beside its programs takes a millisecond and more where the model has just passed through all caches,
+and what the other threads of the engine do between two steps takes as much of the same processors. Most steps are of
+this kind. They are computed here, with the same kernels and so the same bits; and where the core lets them, rows get
+as many tokens in one step as take a time that whoever reads them would not notice.
 
-Owns the arguments of the call. Must never change the row table. Called by StepComputation.
+Owns the arguments of the call, and where its tokens come to lie. Must never change the row table. Called by
+StepComputation.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.config import BurstTimes
 from quire.messages import IntArray
 from quire.worker.compilation.recorded import RecordedForward, RecordedLogits
 from quire.worker.kernels.cpu.decode import DecodeArgs, DecodeCall
 from quire.worker.kernels.cpu.program import Program
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.choose import DrawSettings, choose_tokens
+from quire.worker.sampler.choose import DrawSettings, RowDraws, choose_tokens
+
+
+@dataclass(frozen=True)
+class _Room:
+    """For what comes and goes of each token of a call, those of all rows one after the other."""
+
+    chosen: IntArray
+    uniforms: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, num_tokens: int) -> _Room:
+        return cls(np.empty(num_tokens, dtype=np.int64), np.empty(num_tokens))
 
 
 class _Choice:
@@ -28,63 +47,93 @@ class _Choice:
     def __init__(self, logits_NV: Tensor, draws: DrawSettings | None) -> None:
         """`draws`: of all rows, looked at in each run; None: all take the greatest logit."""
         self._draws = draws
-        # those that the columns of all but the uniform numbers were filled from
-        self._filled: Any = None
+        # what its columns were filled from
+        self._filled: RowDraws | None = None
         self.program = Program()
         with torch.inference_mode(), self.program.recording(len(logits_NV)):
             self.tokens, self.greatest = choose_tokens(logits_NV, draws)
         # with this choice, for some rows
         self.call: DecodeCall | None = None
 
-    def fill(self, draws: DrawSettings) -> None:
+    @property
+    def uniform_address(self) -> int:
+        return 0 if self._draws is None else self._draws.uniform.ctypes.data
+
+    def fill(self, draws: RowDraws) -> None:
+        """All but the uniform numbers, which the call takes for each token anew."""
         assert self._draws is not None, "it was recorded with draws"
-        columns = [field.name for field in fields(draws)]
-        if draws.temperature is self._filled:
-            # they are the same arrays from step to step while rows neither come nor go
-            columns = ["uniform"]
-        for name in columns:
-            getattr(self._draws, name)[: len(draws.uniform)] = getattr(draws, name)
+        if draws is self._filled:
+            return
+        columns: tuple[npt.NDArray[Any], ...] = draws.columns
+        # the uniform numbers are the last of the fields
+        for field, column in zip(fields(DrawSettings), columns, strict=False):
+            getattr(self._draws, field.name)[: len(column)] = column
         # last: a step may be ended between any two lines (patience.py)
-        self._filled = draws.temperature
+        self._filled = draws
 
 
 class RecordedDecoding:
     """Of one model over one table."""
 
-    def __init__(self, forward: RecordedForward, logits: RecordedLogits, table: RowTable, block_size: int) -> None:
+    def __init__(
+        self, forward: RecordedForward, logits: RecordedLogits, table: RowTable, block_size: int, times: BurstTimes
+    ) -> None:
+        self._times = times
         self._forward = forward
         self._logits = logits
         self._table = table
         self._block_size = block_size
         self._rows: IntArray = table.num_total[:0]
+        self._room = _Room.of(times.most_tokens * logits.max_rows)
+        # in the last step, whatever rows these were; 0: there was none yet
+        self._seconds_of_token = 0.0
+        # readable when somebody waits for the end of a step; -1: nobody says so
+        self._arrivals = -1
         self._greatest = _Choice(logits.logits, None)
         self._drawn = _Choice(logits.logits, DrawSettings.greedy(logits.max_rows))
 
     @classmethod
-    def of(cls, model: Any, table: RowTable, block_size: int) -> RecordedDecoding | None:
+    def of(cls, model: Any, table: RowTable, block_size: int, times: BurstTimes) -> RecordedDecoding | None:
         """None: this model's steps are no programs, or keep states."""
         forward = model.forward
         logits = getattr(model, "compute_logits", None)
         if not isinstance(forward, RecordedForward) or not isinstance(logits, RecordedLogits):
             return None
-        return cls(forward, logits, table, block_size) if forward.reads_tokens_alone else None
+        return cls(forward, logits, table, block_size, times) if forward.reads_tokens_alone else None
 
-    def next_tokens(self, rows: IntArray, draws: DrawSettings | None) -> IntArray | None:
-        """The next token of each, the greatest logit's without `draws`; None: one of them has more to compute, or a
-        logit is not finite."""
+    def next_tokens(self, rows: IntArray, draws: RowDraws | None, most: int) -> IntArray | None:
+        """The next tokens, at most so many, [tokens, rows]; the greatest logits' without `draws`. None: one of the rows
+        has more to compute, or a logit is not finite."""
         num_rows = len(rows)
         if num_rows > self._logits.max_rows:
             return None
+        seconds = 0.0
+        if most > 1:
+            seconds = self._times.whole if self._table.in_bursts[rows].all() else self._times.streamed
+            most = min(most, self._times.most_tokens)
+        if self._seconds_of_token:
+            most = min(most, 1 + int(seconds / self._seconds_of_token))
         choice = self._greatest
         if draws is not None:
             choice = self._drawn
             choice.fill(draws)
+            lengths = self._table.num_total[rows] + np.arange(most)[:, None]
+            self._room.uniforms[: lengths.size] = draws.uniforms(lengths).reshape(-1)
         if rows.tobytes() != self._rows.tobytes():
             self._greatest.call = self._drawn.call = None
             self._rows = rows.copy()
         if choice.call is None:
             choice.call = self._call_of(choice)
-        return choice.tokens[:num_rows].numpy().copy() if choice.call.run() else None
+        begin = perf_counter()
+        num_tokens = choice.call.run(most, int(seconds * 1e9))
+        if not num_tokens:
+            return None
+        self._seconds_of_token = (perf_counter() - begin) / num_tokens
+        return self._room.chosen[: num_tokens * num_rows].reshape(num_tokens, num_rows).copy()
+
+    def watch_arrivals(self, descriptor: int) -> None:
+        self._arrivals = descriptor
+        self._greatest.call = self._drawn.call = None
 
     def _call_of(self, choice: _Choice) -> DecodeCall:
         table, forward, logits = self._table, self._forward, self._logits
@@ -98,6 +147,9 @@ class RecordedDecoding:
             num_total=table.num_total.ctypes.data,
             is_written=table.is_written.ctypes.data,
             adapter_slots=table.adapter_slots.ctypes.data,
+            most_total=table.most_total.ctypes.data,
+            stops=table.stops.ctypes.data,
+            num_stops=table.stops.shape[1],
             **forward.input_addresses(),
             block_size=self._block_size,
             forward=forward.program.address,
@@ -107,5 +159,10 @@ class RecordedDecoding:
             hidden_of_logits=logits.hidden.data_ptr(),
             hidden_bytes=logits.hidden.nbytes // len(logits.hidden),
             greatest=choice.greatest.data_ptr(),
+            tokens=choice.tokens.data_ptr(),
+            uniform=choice.uniform_address,
+            uniforms=self._room.uniforms.ctypes.data,
+            chosen=self._room.chosen.ctypes.data,
+            arrivals=self._arrivals,
         )
         return DecodeCall(args, groups)

@@ -126,7 +126,11 @@ class RowDraws:
 
     def after(self, lengths_N: IntArray) -> DrawSettings:
         """How to draw the token after so many of each row."""
-        return DrawSettings(*self.columns, uniforms_of(self.hashed_seeds, lengths_N))
+        return DrawSettings(*self.columns, self.uniforms(lengths_N))
+
+    def uniforms(self, lengths: IntArray) -> npt.NDArray[np.float64]:
+        """The numbers that decide about the token after so many of each row, [..., rows]."""
+        return uniforms_of(self.hashed_seeds, lengths)
 
 
 def choose_tokens(

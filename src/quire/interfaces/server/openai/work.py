@@ -117,6 +117,7 @@ class Work:
         try:
             for prompt in prompts:
                 prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **options)))
+                prepared[-1].request.in_bursts = not body.stream
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None

@@ -32,6 +32,9 @@ class DecodeArgs(NamedTuple):
     num_total: int
     is_written: int
     adapter_slots: int
+    most_total: int
+    stops: int
+    num_stops: int
     input_ids: int
     positions: int
     batch_adapter_slots: int
@@ -43,6 +46,11 @@ class DecodeArgs(NamedTuple):
     hidden_of_logits: int
     hidden_bytes: int
     greatest: int
+    tokens: int
+    uniform: int
+    uniforms: int
+    chosen: int
+    arrivals: int
     num_groups: int = 0
     groups: int = 0
 
@@ -56,11 +64,12 @@ class DecodeCall:
         self._groups = (ctypes.c_int64 * len(numbers))(*numbers)
         args = args._replace(num_groups=len(groups), groups=ctypes.addressof(self._groups))
         self._args = (ctypes.c_int64 * len(args))(*args)
-        self._are_chosen = ctypes.c_bool()
+        self._num_chosen = ctypes.c_int64()
 
-    def run(self) -> bool:
-        """False: these rows are to be computed in another way, and nothing of this counts."""
-        error = self._library.quire_decode(self._args, ctypes.byref(self._are_chosen))
+    def run(self, most: int, nanoseconds: int) -> int:
+        """How many tokens each row has got: at most so many, and several only if all of them take no longer. 0: these
+        rows are to be computed in another way, and nothing of this counts."""
+        error = self._library.quire_decode(self._args, most, nanoseconds, ctypes.byref(self._num_chosen))
         if error is not None:
             raise RuntimeError(error.decode())
-        return self._are_chosen.value
+        return self._num_chosen.value

@@ -93,7 +93,7 @@ def _decide(choice: str) -> None:
         ("quire_record_begin", None, [ctypes.c_int64]),
         ("quire_record_end", ctypes.c_void_p, []),
         ("quire_program_drop", None, [ctypes.c_void_p]),
-        ("quire_decode", ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p]),
+        ("quire_decode", ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]),
         ("quire_program_size", ctypes.c_int64, [ctypes.c_void_p]),
         ("quire_record_input", None, [ctypes.c_void_p, ctypes.c_int64]),
         ("quire_program_can_narrow", ctypes.c_bool, [ctypes.c_void_p]),
