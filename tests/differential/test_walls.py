@@ -281,10 +281,10 @@ def test_who_counted_on_what_was_never_written_fails_too_and_nobody_is_wrong(
     computation = runner.isolation.computation
     compute, broken = computation.compute, set[int]()
 
-    def broken_for_some(rows: Any, num_tokens: Any) -> Any:
+    def broken_for_some(rows: Any, *arguments: Any) -> Any:
         if broken & set(rows.tolist()):
             raise RuntimeError("this row cannot be computed")
-        return compute(rows, num_tokens)
+        return compute(rows, *arguments)
 
     original = runner.table.admit
 

@@ -183,8 +183,8 @@ def test_a_failed_step_absorbs_nothing_twice(driver, expected, monkeypatch):
     compute = computation.compute
     failed = []
 
-    def fail_together(rows, num_tokens):
-        computed = compute(rows, num_tokens)
+    def fail_together(rows, *arguments):
+        computed = compute(rows, *arguments)
         if len(rows) > 1:
             failed.append(len(rows))
             raise RuntimeError("together they cannot be computed")

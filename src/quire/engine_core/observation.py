@@ -118,7 +118,7 @@ class Observation:
             return nothing
         # where more steps were made in the time than were read, it is the time of those
         seconds = _RATE_SECONDS if len(steps) < _RATE_STEPS else max(now - steps[0][1], 1e-9)
-        num_tokens = sum(int(one[4].sum()) + recorder.num_more_of(one[0]) for one in steps)
+        num_tokens = sum(int(one[4].sum()) + len(one[4]) * recorder.num_more_of(one[0]) for one in steps)
         took = [recorder.end_of(step) - began for step, began, *_ in steps if recorder.end_of(step)]
         return {
             "steps_per_second": len(steps) / seconds,
@@ -170,7 +170,7 @@ class Observation:
     @staticmethod
     def _sent(recorder: DecisionRecorder, part: str, start: int, entries: list[Any]) -> list[Any]:
         if part == "steps":
-            return sent_steps(entries, [recorder.end_of(entry[0]) for entry in entries])
+            return sent_steps(entries, [(recorder.end_of(step), recorder.num_more_of(step)) for step, *_ in entries])
         if part == "changes":
             return sent_changes(entries)
         return [(start + index, *entry) for index, entry in enumerate(entries)]

@@ -29,11 +29,12 @@ _NUM_COLUMNS = {"attached": 3, "swapped_out": 2, "swapped_in": 2, "copied": 2}
 # ---------------------------------------------------------------------------------------------- sending
 
 
-def sent_steps(entries: Sequence[RecordedStep], ends: Sequence[float]) -> list[tuple[Any, ...]]:
-    """(step, began, ended, sequences, tokens, counts)."""
+def sent_steps(entries: Sequence[RecordedStep], ends: Sequence[tuple[float, int]]) -> list[tuple[Any, ...]]:
+    """(step, began, ended, sequences, tokens, counts). `ends`: of each, and how many tokens of each row it has computed
+    beyond those it was granted."""
     sent = []
-    for (step, began, owners, rows, tokens, counts), ended in zip(entries, ends, strict=True):
-        sent.append((step, began, ended, owners[rows].tobytes(), tokens.tobytes(), counts))
+    for (step, began, owners, rows, tokens, counts), (ended, num_more) in zip(entries, ends, strict=True):
+        sent.append((step, began, ended, owners[rows].tobytes(), (tokens + num_more).tobytes(), counts))
     return sent
 
 

@@ -79,7 +79,7 @@ class Recorder:
         """Its results are here."""
 
     def went_on(self, step: int, num_tokens: int) -> None:
-        """It has computed so many tokens more than it was granted. Comes behind `settled`."""
+        """It has computed so many tokens more of each row than it was granted. Comes behind `settled`."""
 
     # ------------------------------------------------------------------------------------------ blocks
 
@@ -135,7 +135,7 @@ class DecisionRecorder(Recorder):
         return self._ends[step % _NUM_ENDS] if is_known else 0.0
 
     def num_more_of(self, step: int) -> int:
-        """Tokens that a step has computed beyond what its record says."""
+        """Tokens of each row that a step has computed beyond what its record says."""
         return self._num_more[step % _NUM_ENDS] if self.end_of(step) else 0
 
     # ------------------------------------------------------------------------------------------ requests

@@ -35,7 +35,7 @@ class FakeEngine:
     def get_default_sampling_params(self):
         return SamplingParams(temperature=0.25)
 
-    async def generate(self, prompt, sampling, delta=False):
+    async def generate(self, prompt, sampling, delta=False, in_bursts=False):
         self.prompts.append(prompt)
         self.sampling.append(sampling)
         self.num_open += 1

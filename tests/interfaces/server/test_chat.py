@@ -130,6 +130,17 @@ def test_every_sampling_field_reaches_the_engine(run, served, endpoint):
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_who_reads_an_answer_whole_may_get_it_in_bursts(run, served, endpoint):
+    async def main():
+        async with served() as server:
+            for options in ({}, {"stream": True}, {"stream": False}):
+                assert (await getattr(server, endpoint)(max_tokens=2, **options)).status_code == 200
+            assert [request.in_bursts for request in server.requests()] == [True, False, True]
+
+    run(main())
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
 def test_named_processors_reach_the_engine(run, served, endpoint, monkeypatch):
     monkeypatch.setitem(installed(), "only", EntryPoint("only", "nowhere:only", GROUP))
     asked = ["only", {"name": "only", "args": {"token": 9}}]

@@ -255,9 +255,9 @@ class Results:
 
     def _count_ungranted(self, rows: IntArray, num_tokens: IntArray, step: int) -> None:
         """Tokens that a step has computed beyond those it was granted, because it went on."""
-        num_all = int(num_tokens.sum())
-        if num_all:
-            self._recorder.went_on(step, num_all)
+        num_each = int(num_tokens.max(initial=0))
+        if num_each:
+            self._recorder.went_on(step, num_each)
             self._lifecycle.queues.shares.charge(self._rows.tenant[rows], num_tokens)
 
     # ------------------------------------------------------------------------------------------ failures

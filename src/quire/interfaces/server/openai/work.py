@@ -117,7 +117,8 @@ class Work:
         try:
             for prompt in prompts:
                 prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **options)))
-                prepared[-1].request.in_bursts = not body.stream
+                if not body.stream and isinstance(prepared[-1], PreparedRequest):
+                    prepared[-1].request.in_bursts = True
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
