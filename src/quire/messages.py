@@ -443,7 +443,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     rows: np.ndarray = NO_INTS
     num_tokens: np.ndarray = NO_INTS
     # Tokens that each row may get: above 1 where all of them sample and run on. How many come is up to the worker,
-    # within the blocks that the rows have; the answer says of those behind the first what it says of right drafts.
+    # within the blocks that the rows have. Those behind the first stand in the answer's `speculated` as drafts that
+    # were looked at and accepted.
     most_tokens: int = 1
     step_data: dict[str, Any] = {}
 

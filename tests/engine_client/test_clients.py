@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from contextlib import contextmanager
 from itertools import chain
 
@@ -121,11 +120,9 @@ def test_a_long_step_sees_what_arrives(own_process: bool):
         client.control("await_arrival")
         for number in range(2, 30):
             client.add(request(number))
-            time.sleep(0.01)
+        # it was there in the step that waited, at the latest as this call
         assert client.control("statistics")["came_in_step"]
-        # what has arrived was taken when the last steps looked
         assert len(tokens_of_all(client)) == 29
-        assert not client.control("statistics")["has_arrivals"]
 
 
 @LINKS

@@ -75,6 +75,29 @@ def test_nobody_goes_on_who_is_to_be_looked_at_first() -> None:
     assert decided[-1].most_tokens == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_that_is_computed_again_in_the_middle_of_a_burst_comes_to_its_end(is_async: bool) -> None:
+    core, _ = core_with_bursts(is_async=is_async)
+    core.add(0, [1, 2, 3], max_tokens=60, ignore_eos=True)
+    while len(core.tokens[0]) < 20:
+        core.step()
+    core.core.scheduler.forget_computed(b"other weights")
+    core.step()
+    core.step()
+    # from here on a token a step, so that nothing corrects what was believed
+    core.scheduler.most_tokens = 1
+    core.run()
+    assert core.tokens[0] == plain_tokens(max_tokens=60, ignore_eos=True)
+    core.assert_empty()
+
+
+def test_random_workloads_have_bursts() -> None:
+    workloads = [Workload(seed, has_bursts=True) for seed in range(40_000_000, 40_000_010)]
+    for workload in workloads:
+        workload.run(120)
+    assert sum(workload.core.executor.bursts.num_steps for workload in workloads) > 10
+
+
 @pytest.mark.parametrize("seed", range(40_000_000, 40_000_024))
 def test_every_rule_holds_with_bursts(seed: int) -> None:
     workload = Workload(

@@ -227,7 +227,7 @@ class EngineOptions:
     burst_time: float = option(
         0.02, "tokens of short steps of a CPU come together, as many as are computed in this time, such as 20ms; those "
         "of answers that are read whole in 200ms; whoever comes meanwhile ends that; a target between tokens that is "
-        "given shortens it; 0: each token alone",
+        "given shortens the first of the two; 0: each token alone",
         section="scheduling", least=0, greatest=1, unit="seconds",
     )  # fmt: skip
     async_scheduling: bool | None = option(

@@ -57,7 +57,7 @@ class InThreadLink:
     def send(self, *messages: ToCore) -> None:
         self._inbox.put(messages)
         self._arrivals.ring()
-        # last: whoever sees this hushes the bell, and then takes the messages
+        # last: whoever sees this hushes the bell
         self._has_arrivals = True
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
@@ -125,16 +125,18 @@ class InThreadLink:
 
     def _handle_inbox(self, driver: CoreDriver) -> bool:
         """All that has come; waits for something if the core has nothing to do. Whether there was anything."""
+        has_come = False
         seconds = driver.tend()
         if not driver.has_work:
             with contextlib.suppress(queue.Empty):
                 self._handle(driver, self._inbox.get(timeout=seconds))
-        has_come = self._has_arrivals
-        if has_come:
+                has_come = True
+        if self._has_arrivals:
             self._has_arrivals = False
             self._arrivals.hush()
         while not self._inbox.empty():
             self._handle(driver, self._inbox.get())
+            has_come = True
         return has_come
 
     def _handle(self, driver: CoreDriver, messages: tuple[ToCore, ...]) -> None:

@@ -277,7 +277,7 @@ class Rows:
         self.num_computed[rows] = np.where(is_set_back, self.num_computed[rows], reached)
         # What was accepted is computed once more where a state has not absorbed it. A grant that was for less does not
         # reach the last token, so that what was promised behind it does not come.
-        comes = (reached == totals) | is_set_back
+        comes = self.num_computed[rows] >= totals
         # nor what was promised before it was known that a step brings several tokens, if nothing is behind the last one
         most = np.maximum(totals, self.max_total[rows] - 1)
         self.num_total[rows] = np.minimum(totals + growth * comes, most)

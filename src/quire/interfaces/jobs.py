@@ -114,7 +114,7 @@ async def run_jobs(client: AsyncEngineClient, jobs: Sequence[Job[_T]], on_end: C
             over.set_result(None)
 
     for job in jobs:
-        job.request.in_bursts = True
+        job.request.in_bursts = not job.needs_each_token
     at_end = {job.request.request_id for job in jobs if not job.needs_each_token}
     streams = client.open_all([job.request for job in jobs], at_end)
     for job, stream in zip(jobs, streams, strict=True):

@@ -22,12 +22,9 @@ class Arrivals:
         self._bell_out.setblocking(False)
         # only on Linux there are kernels that compute several tokens in a step
         self._files = select.epoll() if sys.platform == "linux" else None
+        # -1: it cannot be had here
+        self.descriptor = -1 if self._files is None else self._files.fileno()
         self.watch(self._bell_out.fileno())
-
-    @property
-    def descriptor(self) -> int:
-        """-1: it cannot be had here."""
-        return -1 if self._files is None else self._files.fileno()
 
     def watch(self, file: int) -> None:
         if self._files is not None:

@@ -156,10 +156,9 @@ class FakeCore:
         self.refusal: str | None = None
         self.failures: dict[int, str] = {}
         self.hold_at: float = math.inf
-        # -1: nobody tells of arrivals. What the last step saw there, and the one that waited for it.
+        # -1: nobody tells of arrivals. Whether there was one in the step that waited for it.
         self._arrivals = -1
         self._num_steps_to_await = 0
-        self.has_arrivals = False
         self.came_in_step = False
         self._operations: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": lambda: True,
@@ -283,7 +282,6 @@ class FakeCore:
             "steps": self._num_steps,
             "sequences_running": len(self._sequences) + len(self._beams),
             "sequences_aborted": self._num_aborted,
-            "has_arrivals": self.has_arrivals,
             "came_in_step": self.came_in_step,
         }
 
@@ -380,7 +378,6 @@ class FakeCore:
         self._num_steps_to_await -= 1
         if self._num_steps_to_await == 0:
             self.came_in_step = bool(select.select([self._arrivals], [], [], _LONGEST_STEP)[0])
-        self.has_arrivals = bool(select.select([self._arrivals], [], [], 0)[0])
 
     def _fail_next_step(self) -> None:
         self._fails_next_step = True

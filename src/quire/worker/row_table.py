@@ -110,7 +110,8 @@ class RowTable:
 
     def _set_ends(self, sequence: AdmittedSequence) -> None:
         row, sampling = sequence.row, sequence.sampling
-        stops = [*sampling.stop_token_ids, *([] if sampling.ignore_eos else sequence.eos_token_ids)]
+        named = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else sequence.eos_token_ids)}
+        stops = [token for token in named if 0 <= token < _ANY_TOKEN]
         most = longest = self.token_ids.shape[1] - 1
         if sampling.max_tokens is not None:
             most = min(sequence.num_prompt_tokens + sampling.max_tokens, longest)

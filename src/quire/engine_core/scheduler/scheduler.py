@@ -366,11 +366,15 @@ class Scheduler:
         return decision
 
     def _may_go_on(self, rows: IntArray, growth: IntArray) -> bool:
-        """Whether these rows may get several tokens in the step: each of them grows by the one that it samples, and
-        nobody else is there."""
-        if self.most_tokens == 1 or self.rows.with_permits or len(self.running.requests) < len(self.lifecycle.requests):
+        """Whether these rows may get several tokens in the step: each of them grows by the one that it samples."""
+        if self.most_tokens == 1 or self.rows.with_permits or np.count_nonzero(growth) < len(rows):
             return False
-        return len(rows) == len(self.running.rows_in_order()) and np.count_nonzero(growth) == len(rows)
+        return not self.has_others(rows)
+
+    def has_others(self, rows: IntArray) -> bool:
+        """Whether somebody is there besides these rows, who would wait for a longer step."""
+        is_waiting = len(self.running.requests) < len(self.lifecycle.requests)
+        return is_waiting or len(rows) < len(self.running.rows_in_order())
 
     def _work_of(self, rows: IntArray, num_tokens: IntArray, num_granted: int) -> int:
         """What a step computes, in tokens with which a prompt begins: for who judges how long it may take. One of next

@@ -171,6 +171,8 @@ class Workload:
         by_chance = random.Random(f"bursts of {seed}")
         if has_bursts and not sizes.num_state_blocks and not self.engine.most_drafts and by_chance.random() < 0.5:
             self.core.scheduler.most_tokens = 32
+            # in a workload somebody waits nearly always; that they wait a little longer is no mistake
+            setattr(self.core.scheduler, "has_others", lambda rows: False)  # noqa: B010
             self.core.executor.bursts.share = by_chance.choice([0.05, 0.5, 1.0])
         self._mishaps = Mishaps(self.checked, unlucky) if has_mishaps and unlucky.random() < 0.25 else None
         events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]

@@ -111,6 +111,7 @@ class RecordedDecoding:
         if most > 1:
             seconds = self._times.whole if self._table.in_bursts[rows].all() else self._times.streamed
             most = min(most, self._times.most_tokens)
+        # the library looks at the clock; here it is about numbers that would be drawn for nothing
         if self._seconds_of_token:
             most = min(most, 1 + int(seconds / self._seconds_of_token))
         choice = self._greatest

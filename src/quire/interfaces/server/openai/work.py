@@ -118,7 +118,9 @@ class Work:
             for prompt in prompts:
                 prepared.append(transfer.prepared(await model.engine.prepare(prompt, params, **options)))
                 if not body.stream and isinstance(prepared[-1], PreparedRequest):
-                    prepared[-1].request.in_bursts = True
+                    request = prepared[-1].request
+                    # what comes behind a stop string would be in vain
+                    request.in_bursts = not request.sampling.stop
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**names, **its}) from None
