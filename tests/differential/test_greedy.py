@@ -51,6 +51,7 @@ SETTINGS = {
     "budget of 48": {"block_size": 16, "max_num_batched_tokens": 48},
     "few sequences": {"block_size": 16, "max_num_seqs": 2},
     "reference attention": {"block_size": 16, "attention_backend": "reference"},
+    "bursts": {"block_size": 16, "burst_time": 1.0},
 }
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 

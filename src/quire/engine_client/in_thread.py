@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import select
-import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quire.messages import EngineOutputs, ToClient, ToCore
-from quire.processes.arrivals import Arrivals
+from quire.processes.arrivals import Arrivals, Bell
 
 if TYPE_CHECKING:
     from quire.engine_client.replica_link import Loss
@@ -46,9 +45,7 @@ class InThreadLink:
         self._lock = threading.Lock()
         self._is_closing = False
         self._is_patient: Callable[[], bool] = lambda: False
-        self._bell_in, self._bell_out = socket.socketpair()
-        self._bell_in.setblocking(False)
-        self._bell_out.setblocking(False)
+        self._bell = Bell()
         self._arrivals = Arrivals()
         self._has_arrivals = False
         self._thread = threading.Thread(target=self._run, name="quire-engine-core", daemon=True)
@@ -62,13 +59,13 @@ class InThreadLink:
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         while not self._is_closing:
-            self._hush()
+            self._bell.hush()
             with self._lock:
                 messages = self._outbox
                 self._outbox = []
             if messages or timeout == 0:
                 return messages
-            select.select([self._bell_out], [], [], timeout)
+            select.select([self._bell], [], [], timeout)
             timeout = 0 if timeout is not None else None
         return []
 
@@ -78,7 +75,7 @@ class InThreadLink:
     def watch_losses(self, tell: Callable[[Loss], None]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
-        return (self._bell_out.fileno(),)
+        return (self._bell.fileno(),)
 
     def statistics(self) -> dict[str, float]:
         return {}
@@ -90,15 +87,7 @@ class InThreadLink:
         self.send()
         self._thread.join(_CLOSE_SECONDS)
         self._arrivals.close()
-        self._bell_in.close()
-        self._bell_out.close()
-
-    def _hush(self) -> None:
-        try:
-            while self._bell_out.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
+        self._bell.close()
 
     def _run(self) -> None:
         from quire.engine_core.driver import failure_at_start
@@ -153,8 +142,4 @@ class InThreadLink:
             num_kept = len(self._outbox)
         if num_kept < _MOST_KEPT_BACK and self._is_patient() and not any(map(_is_awaited, messages)):
             return
-        try:
-            self._bell_in.send(b"!")
-        except OSError:
-            # the bell rings already (its buffer is full), or the link was closed meanwhile
-            return
+        self._bell.ring()

@@ -437,7 +437,7 @@ class AsyncLLM:
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
         prepared = await self._prepared(prompt, sampling_params, request_id, priority, lora_request)
-        prepared.request.in_bursts |= in_bursts
+        prepared.request.in_bursts = in_bursts
         label = prepared.label(request_id)
         gatherer = OutputGatherer(label, prepared)
         stream = self.stream(prepared, request_id=label)

@@ -13,18 +13,42 @@ import sys
 from collections.abc import Callable
 
 
-class Arrivals:
+class Bell:
+    """A file that can be read from a ring on until it is hushed. Rung by any thread."""
+
+    def __init__(self) -> None:
+        self._in, self._out = socket.socketpair()
+        self._in.setblocking(False)
+        self._out.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._out.fileno()
+
+    def ring(self) -> None:
+        # it rings already (its buffer is full), or was closed meanwhile
+        with contextlib.suppress(OSError):
+            self._in.send(b"!")
+
+    def hush(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._out.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._in.close()
+        self._out.close()
+
+
+class Arrivals(Bell):
     """`descriptor` can be read when the bell rings, or one of the files that are watched can be."""
 
     def __init__(self) -> None:
-        self._bell_in, self._bell_out = socket.socketpair()
-        self._bell_in.setblocking(False)
-        self._bell_out.setblocking(False)
+        super().__init__()
         # only on Linux there are kernels that compute several tokens in a step
         self._files = select.epoll() if sys.platform == "linux" else None
         # -1: it cannot be had here
         self.descriptor = -1 if self._files is None else self._files.fileno()
-        self.watch(self._bell_out.fileno())
+        self.watch(self.fileno())
 
     def watch(self, file: int) -> None:
         if self._files is not None:
@@ -33,16 +57,6 @@ class Arrivals:
     def forget(self, file: int) -> None:
         if self._files is not None:
             self._files.unregister(file)
-
-    def ring(self) -> None:
-        # it rings already (its buffer is full), or was closed meanwhile
-        with contextlib.suppress(OSError):
-            self._bell_in.send(b"!")
-
-    def hush(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._bell_out.recv(4096):
-                pass
 
     def hurry(self, step: Callable[[], None]) -> None:
         """Where a message was taken before this step is decided: one that was decided earlier, and runs, ends early."""
@@ -55,5 +69,4 @@ class Arrivals:
     def close(self) -> None:
         if self._files is not None:
             self._files.close()
-        self._bell_in.close()
-        self._bell_out.close()
+        super().close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import queue
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,6 @@ def import_worker() -> None:
 
     Nothing that is made meanwhile is garbage, and to look through it again and again takes a tenth of that second.
     """
-    is_first = sys.modules.get("quire.worker.worker") is None
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -32,8 +30,7 @@ def import_worker() -> None:
         import quire.worker.worker  # noqa: F401 - the core itself knows no torch
     finally:
         if is_collecting:
-            if is_first:
-                _count_as_old()
+            _count_as_old()
             gc.enable()
 
 

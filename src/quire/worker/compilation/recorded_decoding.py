@@ -11,7 +11,7 @@ StepComputation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from time import perf_counter
 from typing import Any
 
@@ -27,18 +27,6 @@ from quire.worker.kernels.cpu.decode import DecodeArgs, DecodeCall
 from quire.worker.kernels.cpu.program import Program
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.choose import DrawSettings, RowDraws, choose_tokens
-
-
-@dataclass(frozen=True)
-class _Room:
-    """For what comes and goes of each token of a call, those of all rows one after the other."""
-
-    chosen: IntArray
-    uniforms: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(cls, num_tokens: int) -> _Room:
-        return cls(np.empty(num_tokens, dtype=np.int64), np.empty(num_tokens))
 
 
 class _Choice:
@@ -84,7 +72,10 @@ class RecordedDecoding:
         self._table = table
         self._block_size = block_size
         self._rows: IntArray = table.num_total[:0]
-        self._room = _Room.of(times.most_tokens * logits.max_rows)
+        # of each token of a call, those of all rows one after the other
+        most = times.most_tokens * logits.max_rows
+        self._chosen: IntArray = np.empty(most, dtype=np.int64)
+        self._uniforms = np.empty(most)
         # in the last step, whatever rows these were; 0: there was none yet
         self._seconds_of_token = 0.0
         # readable when somebody waits for the end of a step; -1: nobody says so
@@ -119,7 +110,7 @@ class RecordedDecoding:
             choice = self._drawn
             choice.fill(draws)
             lengths = self._table.num_total[rows] + np.arange(most)[:, None]
-            self._room.uniforms[: lengths.size] = draws.uniforms(lengths).reshape(-1)
+            self._uniforms[: lengths.size] = draws.uniforms(lengths).reshape(-1)
         if rows.tobytes() != self._rows.tobytes():
             self._greatest.call = self._drawn.call = None
             self._rows = rows.copy()
@@ -130,7 +121,7 @@ class RecordedDecoding:
         if not num_tokens:
             return None
         self._seconds_of_token = (perf_counter() - begin) / num_tokens
-        return self._room.chosen[: num_tokens * num_rows].reshape(num_tokens, num_rows).copy()
+        return self._chosen[: num_tokens * num_rows].reshape(num_tokens, num_rows).copy()
 
     def watch_arrivals(self, descriptor: int) -> None:
         self._arrivals = descriptor
@@ -162,8 +153,8 @@ class RecordedDecoding:
             greatest=choice.greatest.data_ptr(),
             tokens=choice.tokens.data_ptr(),
             uniform=choice.uniform_address,
-            uniforms=self._room.uniforms.ctypes.data,
-            chosen=self._room.chosen.ctypes.data,
+            uniforms=self._uniforms.ctypes.data,
+            chosen=self._chosen.ctypes.data,
             arrivals=self._arrivals,
         )
         return DecodeCall(args, groups)
